@@ -1,0 +1,1 @@
+"""The four tiers behind one interface (base.py)."""
