@@ -1,7 +1,8 @@
 """The control block: one mapped 4 KiB page per rank; trainer and sidecar talk through it.
 
-No locks: 512 aligned 64-bit words, each written by one side only and with one store, so a reader
-sees an old or a new value, never a mixture. The trainer's words are the lower half, the sidecar's the upper.
+No locks: 512 aligned 64-bit words, each written by one side only and with one store: a reader
+sees an old or a new value, never a mixture. The trainer's words are the lower half, the sidecar's
+the upper.
 Times are nanoseconds since the epoch. 0 means "nothing" for every word of the sidecar.
 """
 

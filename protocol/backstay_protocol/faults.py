@@ -2,7 +2,7 @@
 
 `BACKSTAY_FAULTS="capture.before_publish=kill@3,local.after_data=hang:5"`: at the third passage
 of the first point the process kills itself (SIGKILL); at the first of the second it sleeps 5 s.
-Actions: `kill`, `raise` (OSError), `hang:<seconds>`. `@n` is the passage (default 1), `@*` every one.
+Actions: `kill`, `raise` (OSError), `hang:<seconds>`. `@n` is the passage (default 1), `@*` all.
 With `BACKSTAY_FAULTS` unset a point costs one truth test.
 """
 
