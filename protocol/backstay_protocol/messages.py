@@ -230,6 +230,21 @@ class TierState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgentStatus:
+    """GET /v1/status: what one sidecar knows of itself and of its job."""
+
+    run: str
+    replica: int
+    attempt: int = 0
+    """Attempt that it follows; 0: none has begun."""
+    generation: int = 0
+    tiers: tuple[TierState, ...] = ()
+    """The configured tiers, nearest first."""
+    message: str = ""
+    """What it is doing or waits for, in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointStatus:
     """One checkpoint in GET /v1/checkpoints and /v1/checkpoints/{id}."""
 
