@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from backstay_protocol.names import ENV_EXIT_WITH_PARENT, ENV_SWITCH, ENV_VOLUME
-
 from backstay.errors import MisuseError
+from backstay_protocol.names import ENV_EXIT_WITH_PARENT, ENV_SWITCH, ENV_VOLUME
 
 ON_WORLD_CHANGE = ("error", "reset")
 
@@ -50,7 +49,7 @@ def why_off(environ: Mapping[str, str]) -> str:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Settings of a process inside a Backstay environment. Raises MisuseError naming the variable."""
+    """Settings inside a Backstay environment. Raises MisuseError naming the variable."""
     return Settings(
         volume=environ[ENV_VOLUME],
         rank=_number(environ, "RANK", 0),
