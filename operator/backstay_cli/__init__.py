@@ -1,0 +1,1 @@
+"""The `backstay` command: local runs, looking at checkpoints, pulling and verifying them."""

@@ -1,0 +1,192 @@
+"""The pod template: what a user may say there, and what Backstay says itself.
+
+The operator makes pods on a user's behalf, so what would let a job out of its box (host namespaces,
+privileged containers, other service accounts, host paths) is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backstay_protocol.names import (
+    ENV_POD,
+    ENV_REPLICA,
+    ENV_TOKEN,
+    ENV_TOPOLOGY,
+    ENV_VOLUME,
+)
+
+from backstay_operator.api.job import TORCHRUN
+from backstay_operator.api.names import SIDECAR, TRAINER
+from backstay_operator.api.quantity import parse_quantity
+from backstay_operator.api.section import Section
+
+_EXAMPLE = "`podTemplate: {spec: {containers: [{name: trainer, command: [torchrun, train.py]}]}}`"
+_OWN_POD_FIELDS = {
+    "hostname": "pods get a stable one of their own",
+    "subdomain": "it is the job's headless Service",
+    "restartPolicy": "it is always OnFailure",
+}
+_HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
+OWN_ENV = frozenset({ENV_VOLUME, ENV_REPLICA, ENV_TOPOLOGY, ENV_POD, ENV_TOKEN})
+LAUNCHER_ENV = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR"),
+        *("PET_MASTER_PORT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_ENDPOINT"),
+        *("PET_RDZV_CONF", "PET_LOCAL_ADDR", "PET_MAX_RESTARTS"),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    }
+)
+_OWN_FLAGS = frozenset(
+    {
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--nnodes"),
+        *("--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--local-addr"),
+        *("--max-restarts", "--standalone"),
+    }
+)
+
+
+def read_template(spec: Section, launcher: str) -> dict[str, Any]:
+    """Check the template; return it as it is (a stand-in where it is unusable)."""
+    template = spec.required_section("podTemplate", _EXAMPLE)
+    if not template.good(""):
+        return {"spec": {"containers": []}}
+    metadata = template.section("metadata")
+    if metadata is not None:
+        metadata.raw("labels"), metadata.raw("annotations")
+        metadata.refuse_unknown()
+    pod = template.required_section("spec", _EXAMPLE)
+    _check_pod(pod)
+    _check_containers(pod, launcher)
+    template.refuse_unknown()
+    return {"metadata": template.raw("metadata") or {}, "spec": template.raw("spec") or {}}
+
+
+def _check_pod(pod: Section) -> None:
+    for field, why in _OWN_POD_FIELDS.items():
+        value = pod.raw(field)
+        if value is not None and value != "OnFailure":
+            pod.problem(field, f"is Backstay's to set ({why}); remove it")
+    for field in _HOST_FIELDS:
+        if pod.raw(field):
+            pod.problem(field, "would let the job out of its pod; remove it")
+    if pod.raw("serviceAccountName") not in (None, "default"):
+        pod.problem("serviceAccountName", "is not on the allow-list; remove it")
+    _check_volumes(pod)
+    init = pod.raw("initContainers") or []
+    for index, container in enumerate(init if isinstance(init, list) else []):
+        if isinstance(container, Mapping) and container.get("restartPolicy") == "Always":
+            pod.problem(
+                f"initContainers[{index}]",
+                "is a native sidecar, and a pod may have exactly one, Backstay's; make it a normal "
+                "container",
+            )
+
+
+def _check_volumes(pod: Section) -> None:
+    volumes = pod.raw("volumes") or []
+    if not isinstance(volumes, list):
+        pod.wrong("volumes", "a list of volumes", "`volumes: []`")
+        return
+    for index, volume in enumerate(volumes):
+        if isinstance(volume, Mapping) and "hostPath" in volume:
+            pod.problem(
+                f"volumes[{index}].hostPath",
+                "is not allowed in a job's template; use a persistentVolumeClaim or an emptyDir",
+            )
+
+
+def _check_containers(pod: Section, launcher: str) -> None:
+    containers = pod.raw("containers")
+    if not isinstance(containers, list) or not all(isinstance(c, Mapping) for c in containers):
+        if pod.good("") and pod.path:
+            pod.wrong("containers", f"a list with a container named {TRAINER}", _EXAMPLE)
+        return
+    names = [container.get("name") for container in containers]
+    if names.count(TRAINER) != 1:
+        shown = ", ".join(str(name) for name in names) or "none"
+        pod.problem(
+            "containers",
+            f"got {shown}; expected exactly one container named {TRAINER}; write `- name: trainer`",
+        )
+    for index, container in enumerate(containers):
+        inner = Section(container, pod.path_of(f"containers[{index}]"), pod._problems)
+        _check_container(inner, container, launcher)
+
+
+def _check_container(section: Section, container: Mapping[str, Any], launcher: str) -> None:
+    if container.get("name") == SIDECAR:
+        section.problem("name", f"{SIDECAR} is Backstay's own container; choose another name")
+    security = container.get("securityContext")
+    if isinstance(security, Mapping) and security.get("privileged"):
+        section.problem("securityContext.privileged", "would let the job out; remove it")
+    if container.get("name") != TRAINER:
+        return
+    words = [*_words(section, container, "command"), *_words(section, container, "args")]
+    if not container.get("command") and not container.get("args") and not container.get("image"):
+        section.wrong("command", "the training command", "`command: [torchrun, train.py]`")
+    if launcher == TORCHRUN:
+        _check_flags(section, words)
+    _check_env(section, container)
+    _check_resources(section, container)
+    directory = container.get("workingDir")
+    if directory is not None and not isinstance(directory, str):
+        section.wrong("workingDir", "a folder", "`workingDir: .`")
+
+
+def _words(section: Section, container: Mapping[str, Any], name: str) -> list[str]:
+    value = container.get(name)
+    if value is None:
+        return []
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return value
+    section.wrong(name, "a list of strings (quote numbers)", f'`{name}: ["torchrun", "train.py"]`')
+    return []
+
+
+def _check_flags(section: Section, words: list[str]) -> None:
+    for word in words:
+        if word == "-m" or word.endswith(".py"):
+            return  # what follows belongs to the user's program
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag in _OWN_FLAGS:
+            section.problem(
+                "command",
+                f"got {flag}, which would override what Backstay tells torchrun by environment; "
+                "remove it (replicas and processesPerReplica say the size)",
+            )
+
+
+def _check_env(section: Section, container: Mapping[str, Any]) -> None:
+    env = container.get("env")
+    if env is None:
+        return
+    if not isinstance(env, list) or not all(isinstance(e, Mapping) and e.get("name") for e in env):
+        section.wrong("env", "a list of name and value", "`env: [{name: SEED, value: '1'}]`")
+        return
+    for index, entry in enumerate(env):
+        name = entry["name"]
+        if name in OWN_ENV or name in LAUNCHER_ENV:
+            section.problem(f"env[{index}]", f"{name} is Backstay's to set; remove it")
+        elif "valueFrom" not in entry and not isinstance(entry.get("value", ""), str):
+            section.problem(
+                f"env[{index}].value",
+                f'got {entry["value"]}; expected a string; write `value: "{entry["value"]}"`',
+            )
+
+
+def _check_resources(section: Section, container: Mapping[str, Any]) -> None:
+    resources = container.get("resources") or {}
+    if not isinstance(resources, Mapping):
+        section.wrong("resources", "requests and limits", "`resources: {limits: {cpu: 1}}`")
+        return
+    for group in ("requests", "limits"):
+        amounts = resources.get(group) or {}
+        for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+            if parse_quantity(amount) is None:
+                section.problem(
+                    f"resources.{group}.{name}",
+                    f"got {amount!r}; expected a quantity; write for example `{name}: 2`",
+                )
