@@ -6,6 +6,7 @@ BackstayError
 ├── CorruptData          bytes on a disk, in memory or off the network are not what was promised
 │   └── DigestMismatch
 ├── Unreachable          a peer or store did not answer; proves nothing about its data
+├── Cancelled            a transfer was told to stop (shutdown, the word of a newer attempt)
 └── Refused              the other side understood and said no (it carries the wire error)
 """
 
@@ -34,6 +35,10 @@ class DigestMismatch(CorruptData):
 
 class Unreachable(BackstayError):
     """No (whole) answer: refused, reset, timed out. Proves nothing about the data behind it."""
+
+
+class Cancelled(BackstayError):
+    """The transfer was told to stop (shutdown, or the word of a newer attempt)."""
 
 
 class Refused(BackstayError):

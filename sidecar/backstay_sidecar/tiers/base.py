@@ -11,18 +11,16 @@ from contextlib import AbstractContextManager
 from threading import Event
 from typing import Protocol
 
-from backstay_protocol.errors import BackstayError
+from backstay_protocol.errors import BackstayError, Cancelled
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import ShardCopy
 
+__all__ = ["Cancelled", "ShardReader", "Tier", "TierFull", "WritableTier"]
+
 
 class TierFull(BackstayError):
     """No room: the message says how much was needed and how much there is."""
-
-
-class Cancelled(BackstayError):
-    """The transfer was told to stop (shutdown, or the word of a newer attempt)."""
 
 
 class ShardReader(Protocol):
