@@ -1,0 +1,1 @@
+"""How attempts begin: the member in every sidecar, the leader in replica 0's."""
