@@ -10,14 +10,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from backstay_protocol.history import Chain
+from backstay_protocol.completeness import CompleteCheckpoint, complete, incomplete
+from backstay_protocol.history import (
+    Chain,
+    Lineage,
+    chain_after,
+    newest_lineage,
+    newest_record,
+)
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import CopySource, ShardCopy, ShardPlan
+from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
 from backstay_protocol.records import AttemptRecord
 from backstay_protocol.topology import ManualChoice
 
 Strike = tuple[CheckpointId, int, str, int]
 """A copy that was proven bad: (checkpoint, shard's rank, tier, holder)."""
+
+_NEARNESS = (MEMORY, LOCAL, NEIGHBOR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +41,7 @@ class RestoreView:
     records: tuple[AttemptRecord, ...] = ()
     """What the members have stored, one each (their `ran` is believed)."""
     bases: tuple[AttemptRecord, ...] = ()
-    """Base records that the remote tier listed (written before the go-ahead: `ran` is never set)."""
+    """Base records that the remote tier listed; `ran` is never set there."""
     copies: tuple[ShardCopy, ...] = ()
     """Every copy in sight, remote ones too."""
     chains: Mapping[int, Chain] = field(default_factory=dict)
@@ -87,7 +97,14 @@ class Refuse:
 
 def choose(view: RestoreView) -> Base | Fresh | Refuse:
     """The newest checkpoint on the lineage of the greatest attempt in sight that is whole."""
-    raise NotImplementedError
+    head = _head(view)
+    if _asks_by_hand(view):
+        return _by_hand(view, head)
+    if head is not None:
+        for candidates, remark in _preferences(view, head):
+            if candidates:
+                return _base(view, head, candidates[max(candidates)], remark)
+    return _from_nothing(view, head)
 
 
 def nearest(
@@ -98,6 +115,243 @@ def nearest(
     """The sources of one shard in the order in which a reader on `reader_replica` tries them.
 
     Own memory, own local, held here for others, others' memory, others' local, held by others,
-    remote; what this reader could not reach comes last, in the same order.
+    remote; what this reader could not reach comes last, in the same order. Readers start at
+    different holders, so that a world that reloads does not fall on one.
     """
-    raise NotImplementedError
+
+    def distance(source: CopySource) -> tuple[bool, bool, bool, int, bool, int]:
+        away = source.holder != reader_replica
+        remote = source.tier == REMOTE
+        tier = 0 if remote else _NEARNESS.index(source.tier)
+        passed = source.holder < reader_replica
+        return source in unreachable, remote, away, tier, passed, source.holder
+
+    return tuple(sorted(sources, key=distance))
+
+
+# --- what is in sight -----------------------------------------------------------------------------
+
+
+def _records(view: RestoreView) -> tuple[AttemptRecord, ...]:
+    return view.records + (view.bases if _remote_counts(view) else ())
+
+
+def _remote_counts(view: RestoreView) -> bool:
+    """Rules `claimed` and `known`: without a claim, and a look after it, remote is no source."""
+    return view.claimed and view.listed
+
+
+def _head(view: RestoreView) -> Lineage | None:
+    """Whose lineage rules: records and manifests tell alike of attempts (rule `manifest`)."""
+    told: dict[int, Chain] = {copy.attempt: () for copy in (c.checkpoint for c in view.copies)}
+    told.update(view.chains)
+    return newest_lineage(_records(view), told)
+
+
+def _usable(view: RestoreView, *, under_intent: bool) -> list[ShardCopy]:
+    """Copies that count: not proven bad, remote ones by the rules `claimed` and `intent`."""
+    return [
+        copy
+        for copy in view.copies
+        if (copy.checkpoint, copy.rank, copy.tier, copy.holder) not in view.struck
+        and (
+            copy.tier != REMOTE
+            or (_remote_counts(view) and (under_intent or copy.checkpoint not in view.intents))
+        )
+    ]
+
+
+def _ran(view: RestoreView, attempt: int) -> bool:
+    """Rule `onlyran`: the go-ahead was stored by every member whose record can be read."""
+    told = [record.ran for record in view.records if record.attempt == attempt]
+    return bool(told) and all(told)
+
+
+def _newest(view: RestoreView, head: Lineage | None) -> AttemptRecord | None:
+    """The record of the head, where one can be read (it may be known by manifests alone)."""
+    record = newest_record(_records(view))
+    if record is None or head is None or record.attempt != head.attempt:
+        return None
+    return record
+
+
+def _deaths(view: RestoreView, head: Lineage | None, base: CheckpointId | None) -> int:
+    """Rule `tries`: attempts that ran from `base` and died; the count is in the record."""
+    record = _newest(view, head)
+    if record is None or record.base != base:
+        return 0
+    return record.deaths + _ran(view, record.attempt)
+
+
+def _restarts(view: RestoreView, head: Lineage | None, base: CheckpointId | None) -> int:
+    record = _newest(view, head)
+    if record is None or (base is not None and (record.base is None or base > record.base)):
+        return 0
+    return record.restarts + _ran(view, record.attempt)
+
+
+def _applied(view: RestoreView) -> str:
+    record = newest_record(_records(view))
+    return record.choice if record else ""
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+_Candidates = dict[CheckpointId, CompleteCheckpoint]
+
+
+def _preferences(view: RestoreView, head: Lineage) -> Iterable[tuple[_Candidates, str]]:
+    """Sets of candidates, best first. Rule `lastresort`: intents and quarantine only order them."""
+    sick = _quarantined(view, head)
+    safe = _on_lineage(head, _usable(view, under_intent=False))
+    doomed = "; its remote copies are about to be deleted, but nothing else is left"
+    again = f"; {_deaths(view, head, sick)} attempts died from it, but nothing else is left"
+    yield _without(safe, sick), _past(sick, safe)
+    yield safe, again
+    everything = _on_lineage(head, _usable(view, under_intent=True))
+    yield _without(everything, sick), doomed
+    yield everything, doomed + again
+
+
+def _on_lineage(head: Lineage, copies: list[ShardCopy]) -> _Candidates:
+    return complete(copy for copy in copies if head.contains(copy.checkpoint))
+
+
+def _quarantined(view: RestoreView, head: Lineage) -> CheckpointId | None:
+    """The base from which too many attempts that got their go-ahead have died."""
+    record = _newest(view, head)
+    if record is None or record.base is None or view.quarantine_after <= 0:
+        return None
+    sick = _deaths(view, head, record.base) >= view.quarantine_after
+    return record.base if sick else None
+
+
+def _without(candidates: _Candidates, sick: CheckpointId | None) -> _Candidates:
+    return {name: found for name, found in candidates.items() if name != sick}
+
+
+def _past(sick: CheckpointId | None, safe: _Candidates) -> str:
+    return f"; {sick} is quarantined" if sick in safe else ""
+
+
+def _base(view: RestoreView, head: Lineage, found: CompleteCheckpoint, remark: str) -> Base:
+    checkpoint = found.checkpoint
+    reason = (
+        f"{checkpoint.step} of attempt {checkpoint.attempt} is the newest checkpoint on the "
+        f"lineage of attempt {head.attempt} for whose every shard there is a source"
+    )
+    if found.world_size != view.world_size:
+        remark += f"; saved by {found.world_size} ranks, read by {view.world_size}"
+    return Base(
+        checkpoint=checkpoint,
+        chain=chain_after(head, checkpoint, view.chains),
+        plan=found.plan,
+        saved_world_size=found.world_size,
+        shards=found.shards,
+        deaths=_deaths(view, head, checkpoint),
+        restarts=_restarts(view, head, checkpoint),
+        choice=_applied(view),
+        reason=f"step {reason}{remark}",
+    )
+
+
+def _from_nothing(view: RestoreView, head: Lineage | None) -> Fresh | Refuse:
+    """Rule `freshlist`, and: what exists and can't be restored is an error, not a fresh start."""
+    if view.copies:
+        return Refuse(
+            reason="no checkpoint in sight can be restored", findings=_findings(view, head)
+        )
+    begun = newest_record(record for record in _records(view) if record.base is not None)
+    if begun is not None:
+        return Refuse(
+            reason=f"attempt {begun.attempt} started from {begun.base}, and no shard of any "
+            "checkpoint is in sight; to start from nothing give the job another runName"
+        )
+    if view.remote_configured and not _remote_counts(view):
+        return Refuse(
+            reason="no checkpoint is in sight here and the remote tier could not be listed; "
+            "it may hold some"
+        )
+    where = (
+        "the remote tier was listed and is empty" if view.remote_configured else "no remote tier"
+    )
+    return Fresh(
+        restarts=_restarts(view, head, None),
+        choice=_applied(view),
+        reason=f"there is no checkpoint anywhere in sight ({where}): starting from nothing",
+    )
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def _asks_by_hand(view: RestoreView) -> bool:
+    """A person's choice applies once: until a record in sight carries its token."""
+    if view.manual is None:
+        return False
+    return all(record.choice != view.manual.token for record in _records(view))
+
+
+def _by_hand(view: RestoreView, head: Lineage | None) -> Base | Refuse:
+    assert view.manual is not None
+    wanted = view.manual
+    whole = complete(_usable(view, under_intent=True))
+    matching = [
+        checkpoint
+        for checkpoint in whole
+        if checkpoint.step == wanted.step
+        and (
+            checkpoint.attempt == wanted.attempt
+            or (not wanted.attempt and head is not None and head.contains(checkpoint))
+        )
+    ]
+    if not matching:
+        of = f" of attempt {wanted.attempt}" if wanted.attempt else " on the lineage"
+        return Refuse(
+            reason=f"the job asks to restore step {wanted.step}{of}, which can't be restored; "
+            "change or remove `restore` in the job",
+            findings=_findings(view, head),
+        )
+    found = whole[max(matching)]
+    return Base(
+        checkpoint=found.checkpoint,
+        chain=chain_after(head, found.checkpoint, view.chains),
+        plan=found.plan,
+        saved_world_size=found.world_size,
+        shards=found.shards,
+        deaths=0,
+        restarts=0,
+        choice=wanted.token,
+        reason=f"step {found.checkpoint.step} of attempt {found.checkpoint.attempt} was chosen by "
+        "hand (`restore` in the job)",
+    )
+
+
+def _findings(view: RestoreView, head: Lineage | None) -> tuple[str, ...]:
+    """One sentence per existing checkpoint, newest first."""
+    usable = _usable(view, under_intent=True)
+    whole = complete(usable)
+    faults = incomplete(usable)
+    every = sorted({copy.checkpoint for copy in view.copies}, reverse=True)
+    return tuple(
+        f"step {c.step} of attempt {c.attempt}: {_finding(c, view, head, whole, faults)}"
+        for c in every
+    )
+
+
+def _finding(
+    checkpoint: CheckpointId,
+    view: RestoreView,
+    head: Lineage | None,
+    whole: Mapping[CheckpointId, CompleteCheckpoint],
+    faults: Mapping[CheckpointId, str],
+) -> str:
+    bad = sum(1 for strike in view.struck if strike[0] == checkpoint)
+    struck = f" ({bad} bad copies were struck out)" if bad else ""
+    if checkpoint not in whole:
+        return faults.get(checkpoint, "no copy that counts is left") + struck
+    by_name = f"{{step: {checkpoint.step}, attempt: {checkpoint.attempt}}}"
+    how = f"choose it by hand with `restore: {by_name}`"
+    if head is not None and head.contains(checkpoint):
+        return f"whole{struck}; {how}"
+    return f"whole, but off the lineage{struck}; {how}"
