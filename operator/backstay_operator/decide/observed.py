@@ -1,0 +1,132 @@
+"""What is known of a job at one moment, frozen. Made by who observes; read by `decide`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from backstay_operator.api.job import TrainingJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a container ended last."""
+
+    exit_code: int
+    """128 + signal where a signal ended it."""
+    at: float
+    """Seconds since the epoch."""
+    reason: str = ""
+    """As the kubelet says: Completed, Error, OOMKilled, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerState:
+    """One container of a pod."""
+
+    name: str
+    running: bool
+    started_at: float = 0.0
+    restarts: int = 0
+    quick_ends: int = 0
+    """Ends in a row after less than the calm time; decides the backoff."""
+    ended: Ended | None = None
+    """The last end; None: it never ended."""
+
+    @property
+    def completed(self) -> bool:
+        """Ended for good, with success."""
+        return not self.running and self.ended is not None and self.ended.exit_code == 0
+
+    @property
+    def failed(self) -> bool:
+        """Not running after an end without success (a restart may be due)."""
+        return not self.running and self.ended is not None and self.ended.exit_code != 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodState:
+    """One pod that exists."""
+
+    replica: int
+    generation: int
+    node: str
+    node_alive: bool = True
+    node_why: str = ""
+    """Why the node counts as lost."""
+    trainer: ContainerState
+    failed: str = ""
+    """Not empty: the whole pod failed and won't come back by itself (evicted, ...): why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodRecord:
+    """The current pod of one replica, as persisted before it was created."""
+
+    generation: int
+    replaces: int = 0
+    created: bool = False
+    """Whether it is known to have existed; if not, the same creation is finished first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """What is persisted of a job: in status, or in the local runner's status.json."""
+
+    first_generation: int
+    generation: int
+    """The greatest that was handed out."""
+    pods: Mapping[int, PodRecord] = field(default_factory=dict)
+    """Replica -> its current pod."""
+    outcome: str = ""
+    """Succeeded or Failed, once the job is over."""
+    outcome_reason: str = ""
+    outcome_message: str = ""
+
+    @property
+    def generations(self) -> dict[int, int]:
+        """Replica -> generation of its current pod."""
+        return {replica: pod.generation for replica, pod in self.pods.items()}
+
+    def with_pod(self, replica: int, pod: PodRecord) -> JobRecord:
+        """The same with another current pod."""
+        return replace(self, pods={**self.pods, replica: pod})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderFacts:
+    """What the leader's sidecar last said (GET /v1/job), as far as decisions need it."""
+
+    phase: str
+    message: str = ""
+    attempt: int = 0
+    step: int = 0
+    newest_step: int = -1
+    """Newest step that is complete in any tier; -1: none."""
+    durable_step: int = -1
+    tier_troubles: tuple[str, ...] = ()
+    """Sentences of tiers that are not well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Everything."""
+
+    job: TrainingJob
+    record: JobRecord | None
+    """None: the job was never seen before."""
+    pods: tuple[PodState, ...] = ()
+    leader: LeaderFacts | None = None
+    """None: it does not answer (yet)."""
+    early_deaths: int = 0
+    """Trainer processes in a row, of any replica, that ended before their rank joined."""
+    early_death_words: str = ""
+    """Last words of the last of them."""
+
+    def current(self, replica: int) -> PodState | None:
+        """The pod that the record names for a replica, if it exists."""
+        if self.record is None or replica not in self.record.pods:
+            return None
+        generation = self.record.pods[replica].generation
+        fits = (p for p in self.pods if (p.replica, p.generation) == (replica, generation))
+        return next(fits, None)

@@ -1,0 +1,45 @@
+"""What an operator or runner is told once, at start. Frozen; reads no environment itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidecarSettings:
+    """The sidecar container of every pod."""
+
+    image: str = ""
+    command: tuple[str, ...] = ("python", "-m", "backstay_sidecar")
+    cpu: str = "500m"
+    memory: str = "512Mi"
+    """Pull buffers and 256 MiB (DESIGN, invariant 8)."""
+    grace_seconds: int = 120
+    """Termination grace of a pod: long enough for one common save and its flush."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartSettings:
+    """How containers and pods come back (`decide`)."""
+
+    first_backoff_seconds: float = 10.0
+    """Wait before the second restart in a row (the first is at once); doubled for each further."""
+    most_backoff_seconds: float = 300.0
+    calm_seconds: float = 600.0
+    """A container that ran so long is restarted at once again."""
+    early_deaths: int = 6
+    """Trainer processes in a row that end before their rank ever joined; then the job fails."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_backoff_seconds <= self.most_backoff_seconds:
+            raise ValueError("first_backoff_seconds must be from 0 to most_backoff_seconds")
+        if self.early_deaths < 1:
+            raise ValueError("early_deaths must be 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSettings:
+    """All of them."""
+
+    sidecar: SidecarSettings = field(default_factory=SidecarSettings)
+    restarts: RestartSettings = field(default_factory=RestartSettings)
