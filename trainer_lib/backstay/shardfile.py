@@ -149,9 +149,7 @@ class Layout:
         return Frame(
             header=header,
             starts=tuple(base + start for start in section.starts),
-            fillers=tuple(
-                (base + at, n) for at, n in (*self._static.fillers, *section.fillers)
-            ),
+            fillers=tuple((base + at, n) for at, n in (*self._static.fillers, *section.fillers)),
             blob_start=base + section.end,
             size=base + section.end + blob_bytes,
         )
