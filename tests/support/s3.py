@@ -18,8 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -99,8 +97,7 @@ def running_s3(folder: Path) -> Iterator[S3Server]:
     config.write_text(json.dumps(_config()))
     with open(folder / "weed.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", _SHIM, str(os.getpid())]
-            + _command(folder, config, ports),
+            [*_shim(), *_command(folder, config, ports)],
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
@@ -113,6 +110,10 @@ def running_s3(folder: Path) -> Iterator[S3Server]:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def _shim() -> list[str]:
+    return [sys.executable, "-S", "-E", "-c", _SHIM, str(os.getpid())]
 
 
 def _command(folder: Path, config: Path, ports: list[int]) -> list[str]:
@@ -185,9 +186,11 @@ def _free_ports(count: int) -> list[int]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """One server for the whole session."""
-    with tempfile.TemporaryDirectory(prefix="backstay-s3-") as folder:
-        with running_s3(Path(folder)) as server:
-            yield server
+    with (
+        tempfile.TemporaryDirectory(prefix="backstay-s3-") as folder,
+        running_s3(Path(folder)) as server,
+    ):
+        yield server
 
 
 @pytest.fixture
