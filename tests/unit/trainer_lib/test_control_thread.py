@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from backstay.control_thread import must_leave
+from backstay_protocol.control import ControlBlock, Word
+from backstay_protocol.names import EXIT_LEAVE, EXIT_ORPHAN
+
+SCRIPT = """
+import signal, sys, ctypes
+from backstay.control_thread import ControlThread
+from backstay_protocol.control import ControlBlock, Word
+block = ControlBlock(sys.argv[1], create=True, rank=0)
+block[Word.ATTEMPT] = 7
+{before}
+thread = ControlThread(block, exit_with_parent={with_parent}, warn=lambda w: print(w, flush=True))
+thread.start()
+print("ready", flush=True)
+{body}
+"""
+HANG_IN_C = "ctypes.CDLL(None).sleep(600)"
+
+
+def script(body: str, before: str = "", with_parent: bool = False) -> str:
+    return SCRIPT.format(body=body, before=textwrap.dedent(before), with_parent=with_parent)
+
+
+@pytest.fixture
+def start(tmp_path):
+    processes = []
+
+    def _start(code: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, f"{tmp_path}/control"]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line == "ready\n", process.communicate()
+        return process
+
+    yield _start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_the_word_to_leave_ends_a_process_whose_main_thread_hangs_in_c(start, tmp_path) -> None:
+    process = start(script(HANG_IN_C))
+    block = ControlBlock(f"{tmp_path}/control", create=False)
+    block[Word.LEAVE_ATTEMPT] = 7
+
+    assert process.wait(20) == EXIT_LEAVE
+    assert "told this rank to leave" in process.stderr.read()
+    assert block[Word.LEAVE_SEEN] == 7
+    block.close()
+
+
+def test_a_full_pipe_behind_stderr_does_not_hold_a_rank_that_must_leave(start, tmp_path) -> None:
+    fill = """
+        import os
+        os.set_blocking(2, False)
+        try:
+            while True: os.write(2, b"x" * 4096)
+        except BlockingIOError: os.set_blocking(2, True)
+    """
+    process = start(script(HANG_IN_C, before=fill))
+    block = ControlBlock(f"{tmp_path}/control", create=False)
+    block[Word.LEAVE_ATTEMPT] = 7
+    block.close()
+
+    assert process.wait(20) == EXIT_LEAVE
+
+
+@pytest.mark.parametrize(
+    ("leave", "attempt", "expected"),
+    [(7, 7, True), (6, 7, False), (8, 7, False), (0, 0, False)],
+    ids=["mine", "an-older-one", "a-newer-one", "nothing"],
+)
+def test_the_word_to_leave_counts_for_its_own_attempt_only(leave, attempt, expected) -> None:
+    assert must_leave({Word.LEAVE_ATTEMPT: leave, Word.ATTEMPT: attempt}) is expected
+
+
+def test_a_rank_leaves_when_its_launcher_is_gone(tmp_path) -> None:
+    code = script(HANG_IN_C, with_parent=True)
+    launcher = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); "
+            "p.wait()",
+            code,
+            f"{tmp_path}/control",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout.readline() == "ready\n"
+    launcher.send_signal(signal.SIGKILL)
+
+    # Both ends of its pipes close only when the orphan is gone too.
+    _, said = launcher.communicate(timeout=20)
+    assert f"the launcher of this rank is gone (exit code {EXIT_ORPHAN})" in said
+
+
+def test_a_sigterm_handler_of_the_script_is_warned_of_once_and_left_alone(start) -> None:
+    process = start(
+        script(
+            "import time; time.sleep(2.5); thread.stop(); print(signal.getsignal(15).__name__)",
+            before="def mine(*_): pass\nsignal.signal(15, mine)",
+        )
+    )
+
+    out, _ = process.communicate(timeout=30)
+    assert out.count("SIGTERM handler") == 1
+    assert out.endswith("mine\n")
+
+
+def test_stopping_ends_the_thread(start) -> None:
+    process = start(script("thread.stop(); thread.stop(); block.close(); print('over')"))
+
+    assert process.communicate(timeout=30)[0] == "over\n"
+    assert process.returncode == 0
