@@ -59,7 +59,7 @@ from backstay_protocol.topology import PodIdentity, Topology
 from backstay_sidecar.restore.ports import Emit, LeaderDoor, Peers, RemoteStore, Shelf
 from backstay_sidecar.restore.promise_store import PromiseStore
 from backstay_sidecar.restore.resolve import LocalFiles, Resolver
-from backstay_sidecar.restore.signals import Changes
+from backstay_sidecar.restore.signals import Changes, Tasks
 
 T = TypeVar("T")
 MAX_WAIT_SECONDS = 30.0
@@ -148,7 +148,7 @@ class Member:
         self._desk = _Desk()
         self._changes = Changes()
         self._writing = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(emit)
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -158,14 +158,12 @@ class Member:
 
     def start(self, door: LeaderDoor) -> None:
         """Begin to keep the joins known at the leader. Needs a running loop."""
-        self._spawn(self._keep_joined(door))
-        self._spawn(self._keep_verdicts(door))
+        self._tasks.spawn(self._keep_joined(door))
+        self._tasks.spawn(self._keep_verdicts(door))
 
     async def close(self) -> None:
         """End every task. Waiting trainers get their `wait` answers from the routes' end."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # --- what the rest of the sidecar asks ----------------------------------------------------
 
@@ -185,7 +183,10 @@ class Member:
 
         0 while a round is under way: then nothing is deleted and no control word is written.
         """
-        return 0 if self._desk.joins else promises.current_attempt(self._store.state)
+        record = self.record
+        if self._desk.joins or record is None or not record.ran:
+            return 0
+        return promises.current_attempt(self._store.state)
 
     def ran(self, round_name: str) -> bool:
         """Whether that round, the newest promised here, got its go-ahead."""
@@ -537,11 +538,6 @@ class Member:
     async def _pause(self, version: int) -> None:
         """Before the next try; cut short when the joins change."""
         await self._changes.until(lambda: self._desk.version != version, RETRY_SECONDS)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # --- the leader's round -------------------------------------------------------------------
 

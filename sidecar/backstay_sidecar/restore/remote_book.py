@@ -7,6 +7,7 @@ overwritten: claim, base and commit are created if absent, and what was read of 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from backstay_sidecar.restore.ports import RemoteStore
 from backstay_sidecar.restore.remote_listing import Listing, sort_keys
 
 R = TypeVar("R")
+CALLERS = 4
 READERS = 8
 """Small objects that are read at once."""
 REMEMBERED = 100_000
@@ -56,11 +58,17 @@ class RemoteBook:
         self._commits: dict[CheckpointId, CommitRecord] = {}
         self._manifests: dict[str, Manifest] = {}
         self._beat = ""
-        self._readers = ThreadPoolExecutor(READERS, "backstay-book")
+        self._readers = ThreadPoolExecutor(READERS, "backstay-book-read")
+        self._callers = ThreadPoolExecutor(CALLERS, "backstay-book")
 
     def close(self) -> None:
-        """End the reader threads."""
+        """End the threads."""
+        self._callers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
+
+    async def call(self, work: Callable[[RemoteBook], R]) -> R:
+        """Run a method of this book in a thread of its own: a hung store holds up nothing else."""
+        return await asyncio.get_running_loop().run_in_executor(self._callers, work, self)
 
     # --- claims and bases ----------------------------------------------------------------------
 
