@@ -71,6 +71,8 @@ class ClaimTaken:
     attempt: int
     round: str = ""
     owner: str = ""
+    greatest: int = 0
+    """Greatest claim there is, if the leader had a look; saves trying each number in turn."""
 
 
 @dataclass(frozen=True)
