@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
+from backstay_protocol.crew import Crew
 from backstay_protocol.errors import Cancelled, CorruptData, DigestMismatch, Unreachable
 from backstay_protocol.manifest import Manifest
 
@@ -35,7 +36,6 @@ MAX_BREAKS = 5  # breaks in a row without a byte between them
 SPAN_BYTES = 64 << 20  # most that one request asks for
 SMALL_LIMIT = 64 << 20  # most that `exchange` reads
 _FIRST_PAUSE = 0.05
-_TICK = 0.1  # how often a pull looks whether it was cancelled
 _CHUNKED_READ = 256 << 10
 _S3_CODE = re.compile(rb"<Code>([^<]+)</Code>")
 _S3_MESSAGE = re.compile(rb"<Message>([^<]+)</Message>")
@@ -94,9 +94,22 @@ class Connection:
         self._drop_response()
         if self._http.sock is None:
             self._connect()
-        self._http.request(method, target, body=body, headers=dict(headers))
-        self._response = self._http.getresponse()
+        try:
+            self._http.request(method, target, body=body, headers=dict(headers))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self._response = self._early_answer(error)
+        else:
+            self._response = self._http.getresponse()
         return self._response
+
+    def _early_answer(self, broken: OSError) -> http.client.HTTPResponse:
+        """A server may refuse a body that it does not want, and close, before it has read it."""
+        try:
+            response = self._http.getresponse()
+        except (OSError, http.client.HTTPException):
+            raise broken from None
+        response.will_close = True
+        return response
 
     def _connect(self) -> None:
         try:
@@ -432,7 +445,8 @@ def pull(
     if not spans:
         return
     job = _Pull(endpoint, manifest, digest, deliver, into, timeout, spans)
-    job.run(min(threads, len(spans)), cancel, deadline, clock)
+    workers = min(threads, len(spans))
+    job.crew.run(job.work, workers, cancel=cancel, deadline=deadline, clock=clock)
 
 
 def _spans(chunks: Iterable[int], chunk_size: int, threads: int) -> Iterator[range]:
@@ -452,7 +466,7 @@ def _spans(chunks: Iterable[int], chunk_size: int, threads: int) -> Iterator[ran
 
 
 class _Pull:
-    """The threads of one `pull` and what they share."""
+    """One `pull`: what its threads share."""
 
     def __init__(
         self,
@@ -472,63 +486,20 @@ class _Pull:
         self._timeout = timeout
         self._spans = spans
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        self._connections: list[Connection] = []
-        self._running = 0
+        self.crew = Crew(endpoint.name)
 
-    def run(
-        self, threads: int, cancel: threading.Event | None, deadline: float | None, clock: Clock
-    ) -> None:
-        self._running = threads
-        workers = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
-        begun = clock.monotonic()
-        for worker in workers:
-            worker.start()
-        try:
-            while not self._done.wait(_TICK):
-                if cancel is not None and cancel.is_set():
-                    self._fail(Cancelled(f"{self._endpoint.name}: told to stop"))
-                if deadline is not None and clock.monotonic() - begun > deadline:
-                    self._fail(
-                        Unreachable(f"{self._endpoint.name}: not finished in {deadline:g} s")
-                    )
-        except BaseException as error:  # the caller's thread was interrupted: leave no thread
-            self._fail(error)
-            raise
-        finally:
-            for worker in workers:
-                worker.join()
-        if self._error is not None:
-            raise self._error
-
-    def _fail(self, error: BaseException) -> None:
-        with self._lock:
-            if self._error is None:
-                self._error = error
-            self._stopped.set()
-            for connection in self._connections:
-                connection.interrupt()
-
-    def _work(self) -> None:
-        try:
-            with Connection(self._endpoint, self._timeout) as connection:
-                with self._lock:
-                    self._connections.append(connection)
-                buffer = _page_aligned(self._buffer_bytes())
-                while not self._stopped.is_set():
-                    span = self._next_span()
-                    if span is None:
-                        break
-                    self._pull_span(connection, span, buffer)
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            self._fail(error)
-        finally:
-            with self._lock:
-                self._running -= 1
-                if self._running == 0:
-                    self._done.set()
+    def work(self) -> None:
+        """What each thread does."""
+        buffer = _page_aligned(self._buffer_bytes())
+        with (
+            Connection(self._endpoint, self._timeout) as connection,
+            self.crew.interruptible(connection),
+        ):
+            while not self.crew.stopped.is_set():
+                span = self._next_span()
+                if span is None:
+                    return
+                self._pull_span(connection, span, buffer)
 
     def _buffer_bytes(self) -> int:
         if self._into is not None:
@@ -541,7 +512,7 @@ class _Pull:
 
     def _pull_span(self, connection: Connection, span: range, buffer: memoryview) -> None:
         start, stop = self._manifest.chunk(span[0])[0], self._manifest.chunk(span[-1])[1]
-        stream = _Stream(connection, start, stop, self._manifest.size, self._stopped)
+        stream = _Stream(connection, start, stop, self._manifest.size, self.crew.stopped)
         for index in span:
             first, last = self._manifest.chunk(index)
             view = buffer[: last - first] if self._into is None else self._into(index)
