@@ -38,6 +38,7 @@ from backstay_protocol.round_steps import (
     heard,
     remote_is_away,
     silence,
+    wait,
     wait_for_remote,
 )
 
