@@ -66,6 +66,8 @@ MAX_WAIT_SECONDS = 30.0
 """Longest time for which a trainer's request is held."""
 POLL_SECONDS = 10.0
 """How long the leader may hold a request of ours."""
+FIRST_POLL_SECONDS = 0.5
+"""So soon a rank hears who is missing; then the polls grow longer."""
 RETRY_SECONDS = 0.5
 SILENT_SECONDS = 60.0
 """A rank that waits for a decision and has not asked for so long is taken for dead."""
@@ -374,7 +376,7 @@ class Member:
 
     async def _keep_joined(self, door: LeaderDoor) -> None:
         """For as long as the sidecar lives: while ranks wait for a decision, ask for it."""
-        silent_since = None
+        silent_since, asked_about, patience = None, -1, FIRST_POLL_SECONDS
         while True:
             await self._changes.until(self._asks, SILENT_SECONDS)
             self._drop_silent()
@@ -382,8 +384,10 @@ class Member:
                 silent_since = None
                 continue
             version = self._desk.version
+            patience = FIRST_POLL_SECONDS if version != asked_about else 2 * patience
+            asked_about = version
             try:
-                reply = await self._unless(door.join(self._join_request()), version)
+                reply = await self._unless(door.join(self._join_request(patience)), version)
             except (Unreachable, Refused) as error:
                 silent_since = silent_since or self._clock.monotonic()
                 self._leader_away(error, silent_since)
@@ -397,7 +401,7 @@ class Member:
         desk = self._desk
         return bool(desk.joins) and desk.decision is None and not desk.failure
 
-    def _join_request(self) -> JoinRequest:
+    def _join_request(self, patience: float) -> JoinRequest:
         return JoinRequest(
             replica=self._pod.replica,
             generation=self._pod.generation,
@@ -408,7 +412,7 @@ class Member:
             ranks=tuple(
                 _rank_join(joined.request) for _, joined in sorted(self._desk.joins.items())
             ),
-            wait_seconds=POLL_SECONDS,
+            wait_seconds=min(patience, POLL_SECONDS),
         )
 
     def _take(self, reply: JoinReply) -> bool:

@@ -1,8 +1,8 @@
 """Drives the pure round of `backstay_protocol.rounds`: effects become calls, answers become events.
 
 Used by the leader alone. All state that matters is the frozen Round; a crash of this process loses
-nothing that the members don't tell again. Every call out has a bound, and an answer that comes after
-its round is over is dropped.
+nothing that the members don't tell again. Every call out has a bound, and an answer that comes
+after its round is over is dropped.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from backstay_protocol.errors import BackstayError
 from backstay_protocol.faults import fault
 from backstay_protocol.messages import (
     FAILED,
+    GO,
+    LOAD,
     WAIT,
     JoinReply,
     JoinRequest,
@@ -27,6 +29,7 @@ from backstay_protocol.messages import (
 )
 from backstay_protocol.names import PROTOCOL_VERSION, works_with
 from backstay_protocol.records import AttemptRecord
+from backstay_protocol.round_events import MEMBER_AWAY
 from backstay_protocol.rounds import Phase, Round
 from backstay_protocol.topology import PodIdentity, Topology
 
@@ -77,11 +80,13 @@ class RoundDriver:
         self._emit = emit
         self._begun = begun
         self._settings = rounds.round_settings(topology)
-        self._round = self._open(None)
+        self._waiting: dict[int, JoinRequest] = {}
+        """Newest join of each replica whose ranks wait for an attempt to begin."""
+        self._round = self._new_round(None)
+        self._reopen_at: float | None = None
         self._changes = Changes()
         self._tasks = Tasks(emit)
         self._asked: set[str] = set()
-        self._reopen_at: float | None = None
 
     @property
     def round(self) -> Round:
@@ -89,25 +94,16 @@ class RoundDriver:
         return self._round
 
     @property
-    def open(self) -> bool:
-        """Whether ranks wait for an attempt to begin."""
-        return bool(self._round.joins) and self._round.phase is not Phase.BEGUN
+    def waiting(self) -> dict[int, JoinRequest]:
+        """Replicas whose ranks are in restore."""
+        return dict(self._waiting)
 
     async def run(self) -> None:
-        """For as long as the sidecar lives: let time pass."""
+        """For as long as the sidecar lives: let time pass while somebody waits."""
         while True:
-            if self.open:
+            if await self._changes.until(lambda: bool(self._waiting), MAX_WAIT_SECONDS):
                 self._pass_time()
                 await asyncio.sleep(TICK_SECONDS)
-            else:
-                await self._changes.until(lambda: self.open, MAX_WAIT_SECONDS)
-
-    def _pass_time(self) -> None:
-        now = self._clock.monotonic()
-        if self._reopen_at is not None and now >= self._reopen_at:
-            self._round = self._open(self._round)
-            self._changes.notify()
-        self.feed(rounds.Tick(now))
 
     async def close(self) -> None:
         """End every call that is out."""
@@ -123,11 +119,7 @@ class RoundDriver:
                 message=f"replica {request.replica} speaks protocol {request.protocol}, the leader "
                 f"{PROTOCOL_VERSION}; give all pods one version of the sidecar image",
             )
-        self._peers.moved(request.replica, request.address)
-        if rounds.answers_anew(self._round, request):
-            self._round = self._open(None)
-            self._reopen_at = None
-        self.feed(rounds.Joined(request))
+        self._admit(request)
         await self._changes.until(
             lambda: rounds.answer_join(self._round, request).status != WAIT,
             min(request.wait_seconds, MAX_WAIT_SECONDS),
@@ -136,12 +128,42 @@ class RoundDriver:
 
     async def verdict(self, request: VerdictRequest) -> VerdictReply:
         """Held until all have told how their loads went, or its time is up."""
+        if self._began_before(request):
+            return VerdictReply(status=GO, message="the go-ahead was given before", record=None)
         self.feed(rounds.VerdictGiven(request))
         await self._changes.until(
             lambda: rounds.answer_verdict(self._round, request).status != WAIT,
             min(request.wait_seconds, MAX_WAIT_SECONDS),
         )
         return rounds.answer_verdict(self._round, request)
+
+    def _began_before(self, request: VerdictRequest) -> bool:
+        """An earlier process of this leader gave the go-ahead: all have stored it, this one too."""
+        nothing_since = self._round.phase is Phase.GATHER and not self._waiting
+        return nothing_since and self._own.ran(request.round)
+
+    def _admit(self, request: JoinRequest) -> None:
+        known = self._waiting.get(request.replica)
+        if known is not None and request.generation < known.generation:
+            return  # a replaced pod; answer_join tells it
+        self._peers.moved(request.replica, request.address)
+        if rounds.answer_join(self._round, request).status == LOAD:
+            return  # the same processes ask again; BEGUN, they are let in again
+        idle = self._round.phase is Phase.GATHER and not self._round.joins
+        if idle or self._round.phase is Phase.BEGUN or self._failed_for_others(request):
+            self._round, self._reopen_at = self._new_round(self._round), None
+        self._waiting[request.replica] = request
+        self.feed(rounds.Tick(self._clock.monotonic()))
+        self.feed(rounds.Joined(request))
+        self._changes.notify()
+
+    def _failed_for_others(self, request: JoinRequest) -> bool:
+        """The round failed for good, and these processes were not in it: they try anew."""
+        give_up = self._round.give_up
+        if give_up is None or give_up.retry:
+            return False
+        nonces = self._round.nonces
+        return any(nonces.get(rank.rank) != rank.nonce for rank in request.ranks)
 
     # --- the machine --------------------------------------------------------------------------
 
@@ -159,11 +181,19 @@ class RoundDriver:
                 attempt=self._round.attempt,
                 message=self._round.message,
             )
-        if self._round is not before:
+            self._changes.notify()
+        elif self._round.message != before.message or self._round.serial != before.serial:
             self._changes.notify()
 
-    def _open(self, previous: Round | None) -> Round:
-        self._reopen_at = None
+    def _pass_time(self) -> None:
+        now = self._clock.monotonic()
+        if self._reopen_at is not None and now >= self._reopen_at:
+            self._round, self._reopen_at = self._new_round(self._round), None
+            for _, request in sorted(self._waiting.items()):
+                self.feed(rounds.Joined(request))
+        self.feed(rounds.Tick(now))
+
+    def _new_round(self, previous: Round | None) -> Round:
         return rounds.begin(uuid.uuid4().hex, self._clock.monotonic(), previous)
 
     def _carry_out(self, effect: rounds.Effect) -> None:
@@ -180,17 +210,27 @@ class RoundDriver:
             case rounds.WriteBase():
                 self._start("base", self._write_base(effect))
             case rounds.Begin():
-                fault("go.before")
-                self._begun(Begun(effect.record, effect.summary))
+                self._begin(effect)
             case rounds.GiveUp():
                 self._give_up(effect)
             case rounds.Announce() | rounds.Waiting():
                 pass  # answers are read off the round itself
 
+    def _begin(self, effect: rounds.Begin) -> None:
+        fault("go.before")
+        self._waiting.clear()
+        self._begun(Begun(effect.record, effect.summary))
+
     def _give_up(self, effect: rounds.GiveUp) -> None:
         self._emit("round_given_up", code=effect.code, message=effect.why, retry=effect.retry)
-        if effect.retry:
-            self._reopen_at = self._clock.monotonic() + effect.after_seconds
+        if not effect.retry:
+            self._waiting.clear()
+            return
+        self._reopen_at = self._clock.monotonic() + effect.after_seconds
+        for silent in self._round.silent if effect.code == MEMBER_AWAY else ():
+            self._waiting.pop(
+                silent, None
+            )  # it joins again when it lives: until then it is missing
 
     def _start(self, what: str, work: Coroutine[Any, Any, rounds.Event]) -> None:
         """One call of a kind at a time: asked again while it is out, it is the same question."""
