@@ -6,17 +6,26 @@ later, proves nothing), `CorruptData` (proven bad), `OSError` (the disk's own wo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from threading import Event
 from typing import Protocol
 
-from backstay_protocol.errors import BackstayError, Cancelled
+from backstay_protocol.errors import BackstayError, Cancelled, CorruptData
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import ShardCopy
 
-__all__ = ["Cancelled", "ShardReader", "Tier", "TierFull", "WritableTier"]
+__all__ = [
+    "Cancelled",
+    "FileReader",
+    "ShardReader",
+    "Tier",
+    "TierFull",
+    "WritableTier",
+    "copy_of",
+]
 
 
 class TierFull(BackstayError):
@@ -65,3 +74,41 @@ class WritableTier(Tier, Protocol):
         was begun is taken up again. Returns the sealed manifest.
         """
         ...
+
+
+class FileReader:
+    """A shard that lies in a file of this machine: a slot, or a file on the disk."""
+
+    def __init__(self, manifest: Manifest, descriptor: int, path: str) -> None:
+        """The opener keeps and closes the descriptor; `path` is for errors."""
+        self.manifest = manifest
+        self._descriptor = descriptor
+        self.path = path
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the whole buffer from `offset`. Raises CorruptData where the file ends early."""
+        while buffer:
+            count = os.preadv(self._descriptor, [buffer], offset)
+            if not count:
+                raise CorruptData(f"{self.path} ends at byte {offset}, {len(buffer)} too early")
+            buffer = buffer[count:]
+            offset += count
+
+    def fileno(self) -> int:
+        """The file's descriptor."""
+        return self._descriptor
+
+
+def copy_of(manifest: Manifest, tier: str, holder: int) -> ShardCopy:
+    """What an inventory says of a sealed shard."""
+    return ShardCopy(
+        checkpoint=manifest.checkpoint,
+        rank=manifest.rank,
+        tier=tier,
+        holder=holder,
+        world_size=manifest.world_size,
+        plan=manifest.plan,
+        size=manifest.size,
+        chunk_size=manifest.chunk_size,
+        fingerprint=manifest.fingerprint,
+    )

@@ -1,0 +1,489 @@
+"""One sidecar, put together: tiers, member, leader, replication, and the leader's word.
+
+`main` makes and starts it, `app` and the routes call it. It wires and passes on; what is decided is
+decided in the protocol's pure modules, by the member and by the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from backstay_protocol import codec
+from backstay_protocol.clock import Clock
+from backstay_protocol.control import State
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.layout import DiskLayout, MemoryLayout
+from backstay_protocol.messages import (
+    GO,
+    AgentStatus,
+    CheckpointList,
+    CheckpointStatus,
+    ConfirmReply,
+    ConfirmRequest,
+    FlushReply,
+    Inventory,
+    JobView,
+    ProgressReply,
+    ProgressRequest,
+    RestoreReply,
+    RestoreRequest,
+    ShardPlan,
+)
+from backstay_protocol.names import (
+    LOCAL,
+    MEMORY,
+    NEIGHBOR,
+    REMOTE,
+    TIERS,
+    URL_CHECKPOINTS,
+    URL_FLUSH,
+    URL_JOB,
+)
+from backstay_protocol.pull import Endpoint, get_bytes
+
+from backstay_sidecar import errors
+from backstay_sidecar.errors import ApiError
+from backstay_sidecar.events import Events
+from backstay_sidecar.metrics import Metrics
+from backstay_sidecar.replication.control import ControlBlocks
+from backstay_sidecar.replication.keeper import Keeper
+from backstay_sidecar.replication.prestop import Prestop
+from backstay_sidecar.replication.progress import Progress
+from backstay_sidecar.replication.refill import Elsewhere, refill
+from backstay_sidecar.replication.replicator import Replicator
+from backstay_sidecar.replication.wanted import LeaderWord
+from backstay_sidecar.restore.leader import Leader
+from backstay_sidecar.restore.member import Member
+from backstay_sidecar.restore.peers import LEADER, HttpPeers
+from backstay_sidecar.settings import Settings
+from backstay_sidecar.tiers.base import Tier, WritableTier
+from backstay_sidecar.tiers.disk import DiskStore, HeldTier
+from backstay_sidecar.tiers.memory import MemoryTier
+
+FOLDER_MODE = 0o2770
+PROXY_SECONDS = 10.0
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One per process. `start` and `stop` run in the event loop; so do all coroutine methods."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        """Opens nothing yet."""
+        self.settings = settings
+        self.topology = settings.topology
+        self.replica = settings.replica
+        self.clock = clock
+        self.events = Events(clock)
+        self.metrics = Metrics(clock)
+        self.stopping = asyncio.Event()
+        self._moved = asyncio.Event()
+        self.reply: ProgressReply | None = None
+        """The leader's last word that counted when it came."""
+        self._word = LeaderWord()
+        self._deleting = threading.Lock()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._refill_cancel = threading.Event()
+        self._make_tiers(settings)
+        self._make_parts(settings)
+
+    def _make_tiers(self, settings: Settings) -> None:
+        topology, tiers = self.topology, self.topology.tiers
+        self.layout = MemoryLayout(settings.volume)
+        self.memory = MemoryTier(self.layout, topology.run, self.replica)
+        self.disk = (
+            DiskLayout(tiers.local.root, topology.run, self.replica) if tiers.local else None
+        )
+        self.local: DiskStore | None = None
+        self.held: HeldTier | None = None
+        if self.disk is not None:
+            self.local = DiskStore(self.disk.shards, LOCAL, self.replica, topology.run)
+            self.held = HeldTier(self.disk, self.replica, topology.run)
+        self.remote_store = None
+
+    def _make_parts(self, settings: Settings) -> None:
+        topology, clock, emit = self.topology, self.clock, self.events.emit
+        self.peers = HttpPeers(topology, settings.tokens[0])
+        self.control = ControlBlocks(
+            self.layout, topology.ranks_of(self.replica), topology.tiers, self.replica, clock
+        )
+        self.member = Member(
+            topology=topology,
+            pod=settings.pod,
+            memory=self.layout,
+            disk=self.disk,
+            address=settings.address,
+            shelf=self,
+            peers=self.peers,
+            remote=self.remote_store,
+            clock=clock,
+            emit=emit,
+        )
+        self.leader: Leader | None = None
+        if settings.is_leader:
+            self.leader = Leader(
+                topology=topology,
+                pod=settings.pod,
+                own=self.member,
+                peers=self.peers,
+                remote=self.remote_store,
+                clock=clock,
+                emit=emit,
+            )
+        self.replicator = Replicator(
+            memory=self.memory,
+            local=self.local,
+            held=self.held,
+            outer=self._outer_tiers(),
+            tiers=topology.tiers,
+            word=self.word,
+            changed=self._changed,
+            emit=emit,
+            meter=self.metrics,
+            clock=clock,
+        )
+        self.keeper = self._make_keeper()
+        self.progress = Progress(
+            send=self.leader.progress if self.leader is not None else self.peers.progress,
+            build=self._progress_request,
+            take=self._take,
+            clock=clock,
+        )
+        self.prestop = Prestop(
+            flush=self.flush,
+            finished=self._nothing_to_save,
+            grace_seconds=settings.grace_seconds,
+            clock=clock,
+            emit=emit,
+        )
+
+    def _outer_tiers(self) -> dict[str, WritableTier]:
+        return {}
+
+    def _make_keeper(self) -> Keeper | None:
+        if self.held is None:
+            return None
+        return Keeper(
+            self.held.own,
+            run=self.topology.run,
+            replica=self.replica,
+            headers=self.peers.headers,
+            promised=lambda: self.member.promised,
+            changed=self._changed,
+            emit=self.events.emit,
+            meter=self.metrics,
+            clock=self.clock,
+        )
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to work. Raises OSError if the memory volume can't be used."""
+        await asyncio.to_thread(self._prepare_memory)
+        if self.local is not None and self.held is not None:
+            for area in (self.local, self.held.own):
+                self._in_background(self._prepare_disk(area))
+        if self.leader is not None:
+            self.leader.start()
+        self.member.start(self.leader if self.leader is not None else self.peers)
+        self.replicator.start()
+        self.progress.start()
+        self._in_background(self._keep_word())
+        self.events.emit(
+            "sidecar_started",
+            run=self.topology.run,
+            replica=self.replica,
+            generation=self.settings.pod.generation,
+            pid=os.getpid(),
+        )
+
+    async def stop(self) -> None:
+        """End every task and transfer."""
+        self.stopping.set()
+        self._refill_cancel.set()
+        await self.prestop.close()
+        await self.progress.close()
+        await self.replicator.close()
+        if self.keeper is not None:
+            self.keeper.close()
+        await self.member.close()
+        if self.leader is not None:
+            await self.leader.close()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self.peers.close()
+        self.control.close()
+
+    async def drained(self) -> None:
+        """Return when nothing is left to move in any tier that works."""
+        while not self.replicator.idle:
+            self._moved.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), 0.2)
+
+    def _prepare_memory(self) -> None:
+        os.makedirs(self.layout.ranks, mode=FOLDER_MODE, exist_ok=True)
+        self.member.prepare()
+
+    async def _prepare_disk(self, area: DiskStore) -> None:
+        try:
+            await asyncio.to_thread(area.prepare)
+        except OSError as error:
+            self.events.emit("disk_failed", area=area.area, message=str(error))
+            self.replicator.workers[LOCAL].trouble(error)
+
+    async def _keep_word(self) -> None:
+        """Ranks come to their attempt after the word did: it is written again each second."""
+        while True:
+            await asyncio.sleep(1.0)
+            self._write_word()
+            if self.keeper is not None:
+                self.keeper.promise_grew()
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # --- what is here (ports.Shelf; both block) -----------------------------------------------
+
+    def seal(self) -> None:
+        """Seal each slot that is published and not yet sealed."""
+        self.replicator.sealer.seal_all()
+
+    def inventory(self) -> Inventory:
+        """Every sealed copy that a restore may read from this sidecar.
+
+        A delete that is under way is waited for: after a promise nothing that was told goes.
+        """
+        with self._deleting:
+            pass
+        return self.replicator.look(siblings=True).inventory
+
+    # --- trainers -----------------------------------------------------------------------------
+
+    def captured(self) -> None:
+        """A trainer has told of a capture: look at once."""
+        self.replicator.notice()
+
+    async def restore(self, request: RestoreRequest) -> RestoreReply:
+        """A rank joins."""
+        return await self.member.restore(request)
+
+    async def confirm(self, request: ConfirmRequest) -> ConfirmReply:
+        """A rank has loaded. With the go-ahead its schedule is in force."""
+        reply = await self.member.confirm(request)
+        if reply.status == GO:
+            self.control.begin(request.rank)
+            self.replicator.notice()
+            self.progress.changed()
+        return reply
+
+    # --- the leader's word --------------------------------------------------------------------
+
+    def word(self) -> LeaderWord:
+        """What the leader said last, if it counts now: under the attempt that is promised here."""
+        word = self._word
+        return word if word.attempt and word.attempt == self.member.attempt else LeaderWord()
+
+    def _take(self, reply: ProgressReply) -> None:
+        if not reply.attempt or reply.attempt != self.member.attempt:
+            return
+        old, self.reply = self.reply, reply
+        record = self.member.record
+        base = record.base if record is not None else None
+        self._word = LeaderWord.of(reply, self.member.lineage, base)
+        for replica, address in reply.addresses.items():
+            self.peers.moved(replica, address)
+        self._write_word()
+        if reply.thin:
+            self._in_background(asyncio.to_thread(self._thin, reply.attempt, reply.thin))
+        if old is None or old.attempt != reply.attempt:
+            self._began(reply.attempt, base)
+        if old is None or old.version != reply.version:
+            self.replicator.notice()
+            self.prestop.news()
+
+    def _write_word(self) -> None:
+        if self.reply is not None and self.reply.attempt == self.member.attempt:
+            self.control.apply(self.reply)
+
+    def _thin(self, attempt: int, checkpoints: Iterable[CheckpointId]) -> None:
+        """Delete local and held shards, each only while the leader's word still counts."""
+        gone = set(checkpoints)
+        if self.local is None or self.held is None:
+            return
+        for store in (self.local, self.held.own):
+            for copy in list(store.inventory()):
+                if copy.checkpoint not in gone:
+                    continue
+                with self._deleting:
+                    if self.member.attempt != attempt:
+                        return
+                    store.delete(copy.checkpoint, copy.rank)
+        self.replicator.notice()
+
+    def _began(self, attempt: int, base: CheckpointId | None) -> None:
+        self.metrics.attempt_began(attempt)
+        self._refill_cancel.set()
+        self._refill_cancel = threading.Event()
+        decision = self.member.decision
+        if base is None or decision is None or decision.base != base or self.local is None:
+            return
+        mine = [plan for plan in decision.shards if self._keeps(plan, decision.saved_world_size)]
+        self._in_background(self._refill(base, mine, self.local, self._refill_cancel))
+
+    def _keeps(self, plan: ShardPlan, saved_world_size: int) -> bool:
+        """Each shard of the base has one replica that keeps its local copy."""
+        per_replica = self.topology.processes_per_replica
+        if saved_world_size == self.topology.world_size:
+            return plan.rank // per_replica == self.replica
+        return plan.rank % self.topology.replicas == self.replica
+
+    async def _refill(
+        self,
+        base: CheckpointId,
+        plans: list[ShardPlan],
+        local: DiskStore,
+        cancel: threading.Event,
+    ) -> None:
+        here = await asyncio.to_thread(self.replicator.look)
+        missing = [plan for plan in plans if (base, plan.rank) not in here.shards]
+        elsewhere = Elsewhere(self.replica, self.peers.url, self.peers.headers, None)
+        made = await refill(base, missing, local, elsewhere, cancel, self.events.emit)
+        if made:
+            self.events.emit("base_copied", checkpoint=base, shards=made)
+            self.replicator.notice()
+
+    # --- telling the leader -------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        self._moved.set()
+        self.progress.changed()
+
+    def _progress_request(
+        self, seen_version: int, wait_seconds: float, requests: tuple[str, ...]
+    ) -> ProgressRequest:
+        return ProgressRequest(
+            replica=self.replica,
+            generation=self.settings.pod.generation,
+            attempt=self.member.attempt,
+            ranks=self.control.progress(),
+            published=self.replicator.published,
+            inventory=self.replicator.here.inventory,
+            uploaded=self.replicator.uploaded,
+            tiers=self.replicator.states(),
+            requests=requests,
+            seen_version=seen_version,
+            wait_seconds=wait_seconds,
+        )
+
+    def request(self, words: str) -> None:
+        """What a person or a hook asks for. Raises ValueError."""
+        self.events.emit("requested", words=words)
+        if self.leader is not None:
+            self.leader.request(words)
+        else:
+            self.progress.request(words)
+
+    # --- people and operator ------------------------------------------------------------------
+
+    def status(self) -> AgentStatus:
+        """GET /v1/status."""
+        return AgentStatus(
+            run=self.topology.run,
+            replica=self.replica,
+            attempt=self.member.attempt,
+            generation=self.settings.pod.generation,
+            tiers=self.replicator.states(),
+            message=self._message(),
+        )
+
+    def _message(self) -> str:
+        if joined := self.member.joined:
+            return f"ranks {', '.join(map(str, joined))} are in restore"
+        if self.progress.trouble:
+            return f"the leader does not answer: {self.progress.trouble}"
+        if self.member.disk_trouble and self.disk is not None:
+            return f"promises are not on the disk: {self.member.disk_trouble}"
+        return self.reply.message if self.reply is not None else ""
+
+    def configured_tiers(self) -> tuple[str, ...]:
+        """Names, nearest first."""
+        return tuple(name for name in TIERS if getattr(self.topology.tiers, name) is not None)
+
+    async def find(self, name: str) -> CheckpointId:
+        """`<step>-<attempt>`, or a bare step or `latest`: the one on the lineage. ApiError 404."""
+        try:
+            if "-" in name:
+                return CheckpointId.parse(name)
+            if self.leader is not None:
+                return self.leader.find(name)
+            return (
+                await self._ask_leader(f"{URL_CHECKPOINTS}/{name}", CheckpointStatus)
+            ).checkpoint
+        except ValueError as error:
+            raise ApiError(
+                404,
+                errors.NOT_FOUND,
+                str(error),
+                "name it <step>-<attempt>, or a step or `latest` for the one on the lineage; "
+                f"GET {URL_CHECKPOINTS} lists them",
+            ) from error
+
+    def shelves(self, tier: str = "") -> list[Tier]:
+        """The tiers whose bytes this sidecar serves, nearest first; with `tier` that one only."""
+        found: dict[str, Tier | None] = {
+            MEMORY: self.memory,
+            LOCAL: self.local,
+            NEIGHBOR: self.held,
+        }
+        if tier == REMOTE:
+            raise ApiError(
+                400, errors.INVALID_REQUEST, "the remote tier is not served here", "ask the store"
+            )
+        if tier and tier not in found:
+            raise ApiError(
+                400, errors.INVALID_REQUEST, f"there is no tier {tier!r}", f"one of {list(found)}"
+            )
+        return [it for name, it in found.items() if it is not None and tier in ("", name)]
+
+    async def checkpoints(self) -> CheckpointList:
+        """GET /v1/checkpoints, by the leader."""
+        if self.leader is not None:
+            return self.leader.checkpoints()
+        return await self._ask_leader(URL_CHECKPOINTS, CheckpointList)
+
+    async def job(self) -> JobView:
+        """GET /v1/job, by the leader."""
+        if self.leader is not None:
+            return self.leader.job()
+        return await self._ask_leader(URL_JOB, JobView)
+
+    async def flush(self) -> FlushReply:
+        """POST /v1/flush, by the leader."""
+        if self.leader is not None:
+            return self.leader.flush()
+        return await self.peers.call(LEADER, URL_FLUSH, {}, FlushReply, 0.0)
+
+    def _nothing_to_save(self) -> bool:
+        states = self.control.states()
+        return all(state in (0, State.FINISHED) for state in states.values())
+
+    async def _ask_leader(self, path: str, reply: type[T]) -> T:
+        endpoint = Endpoint(f"{self.peers.url(LEADER)}{path}", self.peers.headers)
+        try:
+            data = await asyncio.to_thread(get_bytes, endpoint, timeout=PROXY_SECONDS)
+        except FileNotFoundError as error:
+            raise ApiError(404, errors.NOT_FOUND, str(error)) from error
+        return codec.loads(reply, data)

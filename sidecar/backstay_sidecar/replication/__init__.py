@@ -1,0 +1,1 @@
+"""Moves shards outwards: seals slots, fills tiers, keeps copies for others, tells the leader."""
