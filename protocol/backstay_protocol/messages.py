@@ -463,7 +463,10 @@ class ProgressRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What sidecars write into the control blocks of their ranks; 0: nothing."""
+    """What sidecars write into the control blocks of their ranks; 0: nothing.
+
+    `save_at_step` is negative for a forced save at that step. `leave_replica` -1: all replicas.
+    """
 
     save_at_step: int = 0
     replan_at_step: int = 0
@@ -492,6 +495,10 @@ class ProgressReply:
     """Tier -> checkpoints chosen for it where its schedule is by seconds, or a person asked."""
     thin: tuple[CheckpointId, ...] = ()
     """Leave local and neighbor now."""
+    may_upload: bool = False
+    """Claim and base of this attempt stand in the remote tier: not a byte goes there before."""
+    under_intent: tuple[CheckpointId, ...] = ()
+    """About to be deleted from the remote tier: not uploaded again."""
     neighbors: dict[int, int] = field(default_factory=dict)
     """Replica -> replica that keeps its copies."""
     addresses: dict[int, str] = field(default_factory=dict)
