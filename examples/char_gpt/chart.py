@@ -93,7 +93,9 @@ class Chart:
         side = "mark end" if flip else "mark"
         self._text(x + (-15 if flip else 15), _TOP - 12, text, side)
 
-    def note(self, x: float, y: float, text: str, css: str, *, dx: float = 0, dy: float = 0) -> None:
+    def note(
+        self, x: float, y: float, text: str, css: str, *, dx: float = 0, dy: float = 0
+    ) -> None:
         """A text at a point of the scales, moved by pixels."""
         self._text(self.x(x) + dx, self.y(y) + dy, text, css)
 

@@ -7,10 +7,10 @@ has `state_dict` and `load_state_dict`, as any stateful object of PyTorch has.
 
 from __future__ import annotations
 
+from pydoc_data import topics
 from typing import Any
 
 import torch
-from pydoc_data import topics
 
 
 class Text:
@@ -30,7 +30,9 @@ class Text:
     @classmethod
     def python_manual(cls, context_length: int) -> Text:
         """The help topics of the running Python, in the order of their names."""
-        return cls("\n\n".join(topics.topics[name] for name in sorted(topics.topics)), context_length)
+        return cls(
+            "\n\n".join(topics.topics[name] for name in sorted(topics.topics)), context_length
+        )
 
     def __len__(self) -> int:
         """Number of windows; they start `context_length` characters apart."""
@@ -47,7 +49,9 @@ class Text:
     def batch(self, windows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, [len(windows), context_length] each; targets are one further on."""
         length = self._context_length
-        rows = torch.stack([self._characters[w * length : w * length + length + 1] for w in windows])
+        rows = torch.stack(
+            [self._characters[w * length : w * length + length + 1] for w in windows]
+        )
         return rows[:, :-1], rows[:, 1:]
 
 
@@ -80,7 +84,7 @@ class ResumableSampler:
         self.position = 0
 
     def next(self) -> list[int]:
-        """This rank's next batch of window numbers. The last, incomplete one of an epoch is left out."""
+        """Draw the next batch: window numbers, other ones on each rank."""
         if self.position == self.batches_per_epoch:
             self.epoch += 1
             self.position = 0

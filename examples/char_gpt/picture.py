@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
@@ -40,8 +41,12 @@ def _title(story: Story) -> str:
 
 def _draw_losses(story: Story, axes: Axes) -> None:
     reference, disturbed = last_losses(story.reference.losses), last_losses(story.disturbed.losses)
-    axes.plot(*_columns(reference), color=_REFERENCE, linewidth=6, label="undisturbed run")
-    axes.plot(*_columns(disturbed), color=_DISTURBED, linewidth=1.3, label="disturbed run")
+    axes.plot(
+        *_columns(sorted(reference.items())), color=_REFERENCE, linewidth=6, label="undisturbed run"
+    )
+    axes.plot(
+        *_columns(sorted(disturbed.items())), color=_DISTURBED, linewidth=1.3, label="disturbed run"
+    )
     for number, incident in enumerate(story.incidents, 1):
         tier = incident.failure.tier
         axes.axvspan(incident.base_step, incident.step, color=_TIER[tier], alpha=0.16, linewidth=0)
@@ -56,7 +61,7 @@ def _draw_time(story: Story, axes: Axes) -> None:
         (story.reference, _REFERENCE, 3.5),
         (story.disturbed, _DISTURBED, 1.3),
     ):
-        axes.plot(*_columns(dict(run.steps_over_time())), color=color, linewidth=width)
+        axes.plot(*_columns(run.steps_over_time()), color=color, linewidth=width)
     for number, incident in enumerate(story.incidents, 1):
         color, start = _TIER[incident.failure.tier], incident.at - story.disturbed.start
         axes.axvspan(start, start + incident.resume_seconds, color=color, alpha=0.16, linewidth=0)
@@ -66,13 +71,17 @@ def _draw_time(story: Story, axes: Axes) -> None:
     _finish(axes, "seconds since the run was started", "step")
 
 
-def _columns(points: dict[int, float] | dict[float, float]) -> tuple[list[float], list[float]]:
-    return list(points), list(points.values())
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def _mark(axes: Axes, x: float, number: int, text: str, color: str) -> None:
     axes.axvline(x, color=color, linewidth=1.2, linestyle=(0, (4, 4)))
-    place = {"xy": (x, 1), "xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+    place: dict[str, Any] = {
+        "xy": (x, 1),
+        "xycoords": axes.get_xaxis_transform(),
+        "textcoords": "offset points",
+    }
     disc = {"boxstyle": "circle,pad=0.25", "facecolor": color, "edgecolor": "none"}
     axes.annotate(
         str(number),

@@ -152,7 +152,7 @@ def time_chart(story: Story) -> str:
 def _verdict(story: Story) -> str:
     problems = [i for i in story.incidents if i.problem]
     if story.comparison.equal and not problems:
-        title = "Broken {} times, ended bit for bit equal".format(len(story.incidents))
+        title = f"Broken {len(story.incidents)} times, ended bit for bit equal"
         text = (
             "All parameters, the optimizer state, the random number generators and the data "
             "position are those of the same job run undisturbed."
@@ -211,9 +211,7 @@ def _all_parts(story: Story) -> list[tuple[str, int, int, int]]:
     """(title, values, bytes, different) of all that was compared, the logged losses too."""
     one, other = last_losses(story.disturbed.losses), last_losses(story.reference.losses)
     different = sum(one.get(step) != other.get(step) for step in one.keys() | other.keys())
-    rows = [
-        (p.title, p.num_values, p.num_bytes, p.num_different) for p in story.comparison.parts
-    ]
+    rows = [(p.title, p.num_values, p.num_bytes, p.num_different) for p in story.comparison.parts]
     return [*rows, ("Loss of every step", len(other), 8 * len(other), different)]
 
 
@@ -299,8 +297,8 @@ tr:last-child td { border-bottom: 0; } .n { text-align: right; white-space: nowr
 td small { display: block; font-size: 13px; }
 .disc { display: inline-grid; place-items: center; width: 22px; height: 22px; border-radius: 50%;
   background: var(--tier); color: var(--on); font-weight: 700; font-size: 12.5px; }
-.chip { display: inline-block; border: 1px solid var(--tier); color: var(--tier); margin: 0 6px 4px 0;
-  border-radius: 20px; padding: 0 9px; font-size: 13px; white-space: nowrap; }
+.chip { display: inline-block; border: 1px solid var(--tier); color: var(--tier);
+  margin: 0 6px 4px 0; border-radius: 20px; padding: 0 9px; font-size: 13px; white-space: nowrap; }
 .problem { margin: 2px 0 0; font-size: 13px; }
 .two { display: grid; grid-template-columns: 1fr; gap: 0 18px; }
 @media (min-width: 820px) { .two { grid-template-columns: 1fr 1fr; } }
@@ -324,9 +322,9 @@ _PAGE = Template("""<!doctype html>
 <main>
 <header>
 <h1>A training run that was broken and came back</h1>
-<p>A GPT of $parameters parameters, trained for $num_steps steps on three nodes with DDP, while its
-processes, memory, disks and nodes were taken away. Backstay brought it back each time from the
-nearest storage tier that still had the state. The same job was then run undisturbed, to compare.</p>
+<p>A GPT of $parameters parameters, trained for $num_steps steps on three nodes with DDP, while
+its processes, memory, disks and nodes were taken away. Backstay brought it back each time from the
+nearest storage tier that had the state. Then the same job was run undisturbed, to compare.</p>
 </header>
 $verdict
 <div class="tiles">$tiles</div>

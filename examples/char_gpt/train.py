@@ -2,20 +2,17 @@
 
     torchrun --nproc-per-node 2 --standalone -m examples.char_gpt.train
 
-Everything Backstay needs is the `with` block in `main`; the rest is an ordinary training script. Run
-outside a Backstay environment it trains as well and saves nothing. All that happens depends on the
+Everything Backstay needs is the `with` block in `main`; the rest is an ordinary training script.
+Outside a Backstay environment it trains as well and saves nothing. All that happens depends on the
 options alone, so a run that was torn down and resumed ends with the same bits as one that was not.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import backstay
@@ -25,9 +22,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.char_gpt.data import ResumableSampler, Text
+from examples.char_gpt.losses import ENV_LOSSES, LossLog
 from examples.char_gpt.model import GPT, GPTConfig
-
-ENV_LOSSES = "CHAR_GPT_LOSSES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +60,6 @@ class Training:
     model: DistributedDataParallel
     optimizer: torch.optim.AdamW
     scheduler: torch.optim.lr_scheduler.LambdaLR
-
-
-class LossLog:
-    """JSON lines on standard output and at the end of a file. The file outlives the process."""
-
-    def __init__(self, path: str, *, enabled: bool) -> None:
-        self._enabled = enabled
-        self._file = open(path, "a", buffering=1) if enabled and path else None  # noqa: SIM115
-
-    def write(self, **fields: Any) -> None:
-        """One line, out of this process's hands before this returns."""
-        if not self._enabled:
-            return
-        line = json.dumps(fields | {"time": round(time.time(), 3)})
-        print(line, flush=True)
-        if self._file:
-            self._file.write(line + "\n")
 
 
 def build(options: Options, rank: int, world_size: int) -> Training:
@@ -172,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(options.num_threads)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    losses = LossLog(options.losses, enabled=rank == 0)
+    losses = LossLog(options.losses, rank)
     losses.write(event="started", num_steps=options.num_steps, world_size=world_size)
 
     training = build(options, rank, world_size)
@@ -185,7 +164,11 @@ def main(arguments: list[str] | None = None) -> None:
         "data": training.sampler,
     }
     with backstay.Checkpointer(state) as checkpointer:
-        for step in range(checkpointer.restore().step, options.num_steps):
+        start = checkpointer.restore()
+        losses.write(
+            every_rank=True, event="restored", rank=rank, step=start.step, sources=start.sources
+        )
+        for step in range(start.step, options.num_steps):
             loss = train_one_step(training)
             losses.write(step=step + 1, loss=loss, lr=training.scheduler.get_last_lr()[0])
             checkpointer.step(step + 1)
@@ -193,6 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
     if rank == 0:
         write_sample(training, losses)
     losses.write(event="finished", step=options.num_steps, parameters=training.gpt.num_parameters())
+    losses.close()
     dist.destroy_process_group()
 
 
@@ -213,8 +197,7 @@ def parse_arguments(arguments: list[str] | None) -> Options:
     add("--clip-norm", type=float, default=1.0, help="longest gradient")
     add("--seed", type=int, default=1337, help="of weights, dropout and data order")
     add("--num-threads", type=int, default=1, help="threads per process inside an operation")
-    losses = Path(os.environ.get(ENV_LOSSES, ""))
-    add("--losses", default=str(losses) if losses.name else "", help="file for JSON lines of losses")
+    add("--losses", default=os.environ.get(ENV_LOSSES, ""), help="file for JSON lines of losses")
     return Options(**vars(parser.parse_args(arguments)))
 
 

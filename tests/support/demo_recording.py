@@ -25,7 +25,9 @@ def record(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(events, losses) of a run in which each failure strikes two steps after it may."""
     now, step, attempt = START, 0, 1
-    events: list[dict[str, Any]] = [{"event": "job_started", "time": now, "job": "char-gpt"}]
+    events: list[dict[str, Any]] = [
+        {"event": "job_started", "time": now, "replicas": 3, "state_dir": "state"}
+    ]
     losses: list[dict[str, Any]] = []
     left = list(failures)
     now += 9
