@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from backstay.errors import UnsupportedValue
 from backstay_protocol.errors import CorruptData
 from backstay_protocol.names import RESERVED
@@ -115,6 +114,8 @@ class _Encoder:
         return _scalar(value, path) if container is None else container
 
     def _items(self, value: Any, path: str, depth: int) -> list[Any]:
+        if all(type(v) is int and -SAFE_INTEGER < v < SAFE_INTEGER for v in value):
+            return list(value)
         return [self.encode(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
 
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
@@ -292,7 +293,6 @@ def _decode_pairs(tree: Any, tensors: Mapping[str, torch.Tensor]) -> dict[Any, A
 
 
 def _array(tree: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    import numpy
 
     flat = tensors[tree["name"]].numpy()
     return flat.view(_numpy_dtype(tree["dtype"])).reshape([int(n) for n in tree[VALUE]])
