@@ -17,7 +17,13 @@ from threading import Event
 
 from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
-from backstay_protocol.errors import CorruptData, DigestMismatch, ProtocolError, VersionMismatch
+from backstay_protocol.errors import (
+    BackstayError,
+    CorruptData,
+    DigestMismatch,
+    ProtocolError,
+    VersionMismatch,
+)
 from backstay_protocol.faults import fault
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import RemoteLayout
@@ -33,11 +39,18 @@ from backstay_sidecar.tiers.remote_store import SIGNED_SECONDS, RemoteStore
 from backstay_sidecar.transfer.retry import Budget, with_retries
 from backstay_sidecar.transfer.upload import UploadSettings, upload
 
-__all__ = ["DeletionIntended", "RemoteStore", "RemoteTier"]
+__all__ = ["DeletionIntended", "NameTaken", "RemoteStore", "RemoteTier"]
 
 STALE_UPLOAD_SECONDS = 86_400.0
 READERS = 8  # manifests that are read at once
 _FINGERPRINT = "backstay-fingerprint"  # object metadata of multipart shards
+
+
+class NameTaken(BackstayError):
+    """Other bytes, or a manifest that can't be read, lie under the shard's name in the store.
+
+    Not CorruptData: it says nothing against the source. Nothing is overwritten; a person must look.
+    """
 
 
 class DeletionIntended(Cancelled):
@@ -70,20 +83,18 @@ class RemoteTier:
     def put(self, shard: ShardReader, cancel: Event) -> Manifest:
         """Upload a shard, verifying or sealing it on the way. See WritableTier.put.
 
-        Raises StoreError, CorruptData (the source is bad, or another shard of the name is there),
-        Cancelled, DeletionIntended.
+        Raises StoreError, CorruptData (the source is bad), Cancelled, DeletionIntended, NameTaken.
         """
-        checkpoint, rank = shard.manifest.checkpoint, shard.manifest.rank
+        checkpoint = shard.manifest.checkpoint
         budget = Budget(self._settings.retry, self._clock)
-        there = with_retries(budget, cancel, lambda: self.find(checkpoint, rank))
+        there = with_retries(budget, cancel, lambda: self._same_there(shard.manifest))
         if there is not None:
-            return _same(shard.manifest, there)
+            return there
         with_retries(budget, cancel, lambda: self._refuse_if_doomed(checkpoint))
         sealed = self._upload(shard, cancel, budget)
         fault("remote.before_manifest")
         with_retries(budget, cancel, lambda: self._refuse_if_doomed(checkpoint))
-        with_retries(budget, cancel, lambda: self._publish(sealed))
-        return sealed
+        return with_retries(budget, cancel, lambda: self._publish(sealed))
 
     def _upload(self, shard: ShardReader, cancel: Event, budget: Budget) -> Manifest:
         manifest = shard.manifest
@@ -114,13 +125,25 @@ class RemoteTier:
             and self._store.metadata_of(key, _FINGERPRINT) == manifest.fingerprint
         )
 
-    def _publish(self, sealed: Manifest) -> None:
+    def _publish(self, sealed: Manifest) -> Manifest:
         key = self._layout.manifest(sealed.checkpoint, sealed.rank)
         if self._store.create(key, sealed.to_json()):
-            return
-        there = self.find(sealed.checkpoint, sealed.rank)
-        if there is not None:
-            _same(sealed, there)
+            return sealed
+        return self._same_there(sealed) or sealed
+
+    def _same_there(self, ours: Manifest) -> Manifest | None:
+        """The manifest that is there already, if it is of the same bytes as far as is known."""
+        try:
+            there = self.find(ours.checkpoint, ours.rank)
+        except (CorruptData, VersionMismatch) as error:
+            raise NameTaken(f"{error}; it is left alone") from error
+        if there is not None and ours.sealed and ours.fingerprint != there.fingerprint:
+            raise NameTaken(
+                f"rank {ours.rank} of {ours.checkpoint} is in {self._store.place} already, with "
+                f"other bytes (fingerprint {there.fingerprint}, here {ours.fingerprint}); it is "
+                "left alone"
+            )
+        return there
 
     def _refuse_if_doomed(self, checkpoint: CheckpointId) -> None:
         if self._store.get(self._layout.deletion(checkpoint)) is not None:
@@ -327,13 +350,3 @@ class _RemoteReader:
         if reader is not None:
             with contextlib.suppress(OSError):
                 reader.close()
-
-
-def _same(ours: Manifest, there: Manifest) -> Manifest:
-    """What is there stays; another shard of the same name is an error, never overwritten."""
-    if ours.sealed and ours.fingerprint != there.fingerprint:
-        raise CorruptData(
-            f"rank {ours.rank} of {ours.checkpoint} is in the remote tier already with other "
-            f"bytes (fingerprint {there.fingerprint}, here {ours.fingerprint}); it is left alone"
-        )
-    return there

@@ -26,9 +26,9 @@ class RetryPolicy:
     """Pause after the first failure."""
     factor: float = 2.0
     """Each pause is so many times the one before."""
-    most_seconds: float = 10.0
+    most_seconds: float = 5.0
     """No pause is longer."""
-    budget_seconds: float = 60.0
+    budget_seconds: float = 10.0
     """Seconds without any success after which the transfer gives up. 0: one try only."""
 
     def __post_init__(self) -> None:

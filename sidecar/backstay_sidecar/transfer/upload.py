@@ -36,7 +36,7 @@ MIN_PART_BYTES = 5 << 20  # what S3 takes, but for the last part
 PART_BYTES = 16 << 20
 MAX_PARTS = 10_000
 PART_SECONDS = 300.0  # a part that takes longer is given up
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
 _SLICE_BYTES = 256 << 10  # cancel and time are looked at between slices
 
 Fill = Callable[[int, memoryview], None]
@@ -105,6 +105,7 @@ class UploadSettings:
     """Raised where the shard needs it (10,000 parts at most), or its chunks are larger."""
     part_seconds: float = PART_SECONDS
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """Within one upload; for longer troubles the caller comes again, and parts stay."""
 
 
 def part_size(size: int, chunk_size: int, wanted: int) -> int:
