@@ -7,7 +7,7 @@ line every few seconds.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 from examples.char_gpt.incidents import (
@@ -60,9 +60,9 @@ class Account:
             if text:
                 self.line(text, style)
 
-    def recovered(self, incident: Incident, by_rank: Mapping[int, Mapping[str, int]]) -> None:
-        """How the run came back from a failure; `by_rank`: tier -> bytes that each rank read."""
-        for rank, sources in sorted(by_rank.items()):
+    def recovered(self, incident: Incident) -> None:
+        """How the run came back from a failure."""
+        for rank, sources in sorted(incident.bytes_by_rank.items()):
             self.line(f"    rank {rank} read {human_sources(sources)}", "dim")
         self.line(
             f"  ✓ going on from step {incident.base_step}, {incident.lost_steps} steps lost: "

@@ -121,7 +121,7 @@ class Demo:
         self._account.tell(event, losses.loss, losses.num_steps)
         if event["event"] == "recovered":
             for incident in read_incidents(events, losses.lines, failures)[-1:]:
-                self._account.recovered(incident, losses.sources_by_rank())
+                self._account.recovered(incident)
 
     def _compare(self, one: str, other: str) -> Comparison:
         folders = []

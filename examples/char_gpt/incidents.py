@@ -86,6 +86,8 @@ class Incident:
     """From the failure until the first step after it was done."""
     bytes_by_tier: Mapping[str, int]
     """What all ranks together read."""
+    bytes_by_rank: Mapping[int, Mapping[str, int]]
+    """Rank -> tier -> what it read."""
     attempt: str
     """The attempt that went on, `k.n`."""
     problem: str
@@ -169,9 +171,19 @@ def _incident(
         detect_seconds=float(recovered["detect_seconds"]),
         resume_seconds=float(recovered["resume_seconds"]),
         bytes_by_tier=dict(recovered["bytes_by_tier"]),
+        bytes_by_rank=_bytes_by_rank(losses, at, float(recovered["time"])),
         attempt=attempts.get(recovered["attempt"], str(recovered["attempt"])),
         problem=judge(failure, recovered["bytes_by_tier"]),
     )
+
+
+def _bytes_by_rank(losses: Losses, start: float, stop: float) -> dict[int, Mapping[str, int]]:
+    """What each rank said that it read in the last restore between two times."""
+    return {
+        line["rank"]: line["sources"]
+        for line in losses
+        if line.get("event") == "restored" and start <= line["time"] <= stop
+    }
 
 
 def last_losses(losses: Losses) -> dict[int, float]:

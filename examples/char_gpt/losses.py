@@ -63,8 +63,3 @@ class LossReader:
     def num_steps(self) -> int:
         """Steps of the whole run; 0: not said yet."""
         return next((line["num_steps"] for line in self.lines if "num_steps" in line), 0)
-
-    def sources_by_rank(self) -> dict[int, dict[str, int]]:
-        """Rank -> tier -> bytes that it read in its newest restore."""
-        restored = [line for line in self.lines if line.get("event") == "restored"]
-        return {line["rank"]: line["sources"] for line in restored}

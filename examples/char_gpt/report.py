@@ -18,6 +18,7 @@ from examples.char_gpt.incidents import (
     Incident,
     Losses,
     human_bytes,
+    human_sources,
     last_losses,
     read_incidents,
 )
@@ -195,11 +196,15 @@ def _incident_row(incident: Incident, number: int) -> str:
         for tier in TIERS
         if incident.bytes_by_tier.get(tier)
     )
+    ranks = "".join(
+        f'<small class="rank">rank {rank}: {escape(human_sources(read))}</small>'
+        for rank, read in sorted(incident.bytes_by_rank.items())
+    )
     problem = f'<p class="problem">{escape(incident.problem)}</p>' if incident.problem else ""
     return (
         f'<tr><td><span class="disc {failure.tier}">{number}</span></td>'
         f"<td><b>{escape(failure.title)}</b><small>{escape(where)}; {escape(failure.detail)}"
-        f"</small></td><td>{sources}{problem}</td>"
+        f"</small></td><td>{sources}{ranks}{problem}</td>"
         f'<td class="n">{incident.step}</td><td class="n">{incident.base_step}</td>'
         f'<td class="n">{incident.lost_steps}</td>'
         f'<td class="n">{incident.detect_seconds:.1f} s</td>'
@@ -268,7 +273,8 @@ section { padding: 22px 24px; margin-top: 18px; }
   margin-top: 14px; }
 .tile { padding: 14px 18px; } .tile b { display: block; font-size: 27px; line-height: 1.2; }
 .tile span { color: var(--soft); font-size: 13.5px; }
-figure { margin: 0; } svg { display: block; width: 100%; height: auto; }
+figure { margin: 0; overflow-x: auto; }
+svg { display: block; width: 100%; min-width: 620px; height: auto; }
 .legend { display: flex; flex-wrap: wrap; gap: 6px 22px; color: var(--soft); font-size: 13.5px;
   margin-bottom: 6px; }
 .legend i { display: inline-block; width: 26px; margin-right: 8px; vertical-align: middle; }
@@ -288,13 +294,14 @@ svg .mark { fill: var(--ink); font-weight: 600; }
 svg .number { fill: var(--on); text-anchor: middle; font-weight: 700; font-size: 12px; }
 .memory { --tier: var(--memory); } .local { --tier: var(--local); }
 .neighbor { --tier: var(--neighbor); } .remote { --tier: var(--remote); }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; } .wide { min-width: 860px; }
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; color: var(--soft); font-weight: 600; font-size: 13px; }
 th, td { padding: 9px 12px 9px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 tr:last-child td { border-bottom: 0; } .n { text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums; } td.n:last-child, th.n:last-child { padding-right: 0; }
-td small { display: block; font-size: 13px; }
+td small { display: block; font-size: 13px; } .rank { white-space: nowrap; }
+th { vertical-align: bottom; } th.n { white-space: normal; }
 .disc { display: inline-grid; place-items: center; width: 22px; height: 22px; border-radius: 50%;
   background: var(--tier); color: var(--on); font-weight: 700; font-size: 12.5px; }
 .chip { display: inline-block; border: 1px solid var(--tier); color: var(--tier);
@@ -347,10 +354,10 @@ each mark says how long that took.</p>
 
 <section>
 <h2>Incidents</h2>
-<div class="scroll"><table>
-<thead><tr><th></th><th>What was broken</th><th>Where the state came from</th><th class="n">At
-step</th><th class="n">Back at</th><th class="n">Steps lost</th><th class="n">Noticed
-after</th><th class="n">Going on after</th></tr></thead>
+<div class="scroll"><table class="wide">
+<thead><tr><th></th><th>What was broken</th><th>Where the state came from</th><th class="n">At<br>step</th><th
+class="n">Back<br>at</th><th class="n">Steps<br>lost</th><th class="n">Noticed<br>after</th><th
+class="n">Resumed<br>after</th></tr></thead>
 <tbody>$incidents</tbody>
 </table></div>
 </section>

@@ -40,6 +40,7 @@ def record(
             base, attempt = step - step % EVERY[failure.tier], attempt + 1
             events += _outage(failure, step, base, attempt, now)
             step, now = base, now + 8 + attempt
+            losses += [_restored(rank, failure, base, now - SECONDS_PER_STEP) for rank in range(3)]
     losses.append({"event": "sample", "text": "The statement of a class", "time": now})
     losses.append({"event": "finished", "step": step, "parameters": 2_701_632, "time": now})
     done = {"step": step, "durable_step": step, "seconds": now - START}
@@ -69,6 +70,11 @@ def bytes_for(failure: Failure) -> dict[str, int]:
     if failure.tier == "remote":
         return {"remote": 9 * SHARD_BYTES}
     return {"memory": 6 * SHARD_BYTES, failure.tier: 3 * SHARD_BYTES}
+
+
+def _restored(rank: int, failure: Failure, base: int, now: float) -> dict[str, Any]:
+    sources = {tier: num_bytes // 3 for tier, num_bytes in bytes_for(failure).items()}
+    return {"event": "restored", "rank": rank, "step": base, "sources": sources, "time": now}
 
 
 def _outage(
