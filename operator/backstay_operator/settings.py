@@ -29,6 +29,8 @@ class RestartSettings:
     """A container that ran so long is restarted at once again."""
     early_deaths: int = 6
     """Trainer processes in a row that end before their rank ever joined; then the job fails."""
+    flush_seconds: float = 300.0
+    """How long a job whose replicas completed waits for its last checkpoint to become durable."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_backoff_seconds <= self.most_backoff_seconds:

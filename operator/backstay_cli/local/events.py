@@ -200,6 +200,15 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Log(Event):
+    """`log`: a line of a container's output, with `--logs`."""
+
+    replica: int
+    container: str
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSucceeded(Event):
     """`job_succeeded`: last event, exit code 0."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from backstay_operator.api.job import TrainingJob
@@ -76,7 +75,7 @@ class JobRecord:
     first_generation: int
     generation: int
     """The greatest that was handed out."""
-    pods: Mapping[int, PodRecord] = field(default_factory=dict)
+    pods: dict[int, PodRecord] = field(default_factory=dict)
     """Replica -> its current pod."""
     outcome: str = ""
     """Succeeded or Failed, once the job is over."""
@@ -119,9 +118,9 @@ class Observed:
     leader: LeaderFacts | None = None
     """None: it does not answer (yet)."""
     early_deaths: int = 0
-    """Trainer processes in a row, of any replica, that ended before their rank joined."""
+    """Starts in a row of one rank that ended before it joined, or of a sidecar before it was up."""
     early_death_words: str = ""
-    """Last words of the last of them."""
+    """What ends, and its last words."""
 
     def current(self, replica: int) -> PodState | None:
         """The pod that the record names for a replica, if it exists."""

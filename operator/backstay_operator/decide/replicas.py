@@ -8,7 +8,7 @@ section 4, Numbers).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from backstay_operator.api import names
 from backstay_operator.decide.observed import JobRecord, Observed, PodRecord, PodState
@@ -16,23 +16,34 @@ from backstay_operator.decide.plan import Action, CreatePod, DeletePod, Outcome,
 from backstay_operator.manifests.topology import pod_identity
 from backstay_operator.settings import RestartSettings
 
-_Check = Callable[[Observed, JobRecord, RestartSettings], Plan | None]
+
+@dataclass(frozen=True)
+class _Case:
+    observed: Observed
+    record: JobRecord
+    now: float
+    settings: RestartSettings
+
+
+_Check = Callable[[_Case], Plan | None]
 
 
 def decide(observed: Observed, now: float, settings: RestartSettings) -> Plan:
-    """What to do. `now`: seconds since the epoch; used only as a new job's first generation."""
+    """What to do. `now`: seconds since the epoch."""
     record = observed.record
     if record is None:
         first = int(now)
         record = JobRecord(first_generation=first, generation=first)
+    case = _Case(observed, record, now, settings)
     for check in _CHECKS:
-        plan = check(observed, record, settings)
+        plan = check(case)
         if plan is not None:
             return plan
     return _steady(observed, record)
 
 
-def _is_over(observed: Observed, record: JobRecord, settings: RestartSettings) -> Plan | None:
+def _is_over(case: _Case) -> Plan | None:
+    observed, record = case.observed, case.record
     if not record.outcome:
         return None
     return Plan(
@@ -43,7 +54,8 @@ def _is_over(observed: Observed, record: JobRecord, settings: RestartSettings) -
     )
 
 
-def _is_suspended(observed: Observed, record: JobRecord, settings: RestartSettings) -> Plan | None:
+def _is_suspended(case: _Case) -> Plan | None:
+    observed, record = case.observed, case.record
     if not observed.job.spec.suspend:
         return None
     message = "spec.suspend is true: no pods; set it to false to go on from the last checkpoint"
@@ -55,9 +67,8 @@ def _is_suspended(observed: Observed, record: JobRecord, settings: RestartSettin
     )
 
 
-def _leader_gave_up(
-    observed: Observed, record: JobRecord, settings: RestartSettings
-) -> Plan | None:
+def _leader_gave_up(case: _Case) -> Plan | None:
+    observed, record = case.observed, case.record
     leader = observed.leader
     if leader is None or leader.phase != "Failed" or _all_completed(observed):
         return None
@@ -65,44 +76,46 @@ def _leader_gave_up(
     return _end(observed, record, succeeded=False, reason=names.REASON_LEADER_GAVE_UP, message=why)
 
 
-def _dies_early(observed: Observed, record: JobRecord, settings: RestartSettings) -> Plan | None:
-    if observed.early_deaths < settings.early_deaths:
+def _dies_early(case: _Case) -> Plan | None:
+    observed, record = case.observed, case.record
+    if observed.early_deaths < case.settings.early_deaths:
         return None
-    words = observed.early_death_words.strip()
-    message = (
-        f"the trainer ended {observed.early_deaths} times in a row before it called restore()"
-        + (f"; its last words: {words}" if words else "; look into its log")
-    )
+    words = observed.early_death_words or "a container of every start ends at once"
+    message = f"{words} ({observed.early_deaths} times in a row)"
     return _end(
         observed, record, succeeded=False, reason=names.REASON_EARLY_DEATHS, message=message
     )
 
 
-def _has_completed(observed: Observed, record: JobRecord, settings: RestartSettings) -> Plan | None:
+def _has_completed(case: _Case) -> Plan | None:
+    """Succeeded only when the last checkpoint is durable, or after a stated deadline (invariant 6).
+
+    Until then the pods stay: their sidecars go on bringing it out.
+    """
+    observed, record = case.observed, case.record
     if not _all_completed(observed):
         return None
-    leader = observed.leader
     if observed.job.spec.checkpoint.remote is None:
         kept = "no remote tier is configured, so nothing is durable"
-    elif leader is not None and leader.durable_step >= max(leader.step, leader.newest_step):
-        kept = f"its last checkpoint, step {leader.durable_step}, is durable"
-    else:
-        return _end(
-            observed,
-            record,
-            succeeded=True,
-            reason=names.REASON_NOT_DURABLE,
-            message="all replicas completed, but the last checkpoint is not known to be durable",
-        )
-    message = f"all replicas completed; {kept}"
-    return _end(
-        observed, record, succeeded=True, reason=names.REASON_ALL_COMPLETED, message=message
+        return _succeed(case, names.REASON_ALL_COMPLETED, f"all replicas completed; {kept}")
+    leader = observed.leader
+    if leader is not None and leader.durable_step >= leader.newest_step:
+        kept = f"the last checkpoint, step {leader.durable_step}, is durable"
+        return _succeed(case, names.REASON_ALL_COMPLETED, f"all replicas completed; {kept}")
+    completed_at = max(p.trainer.ended.at for p in _currents(observed) if p.trainer.ended)
+    limit = case.settings.flush_seconds
+    if case.now < completed_at + limit:
+        message = f"all replicas completed; waiting up to {limit:g} s until the last is durable"
+        return Plan(record=record, reason=names.REASON_NOT_DURABLE, message=message)
+    message = (
+        f"all replicas completed, but {limit:g} s later the last checkpoint is not known to be "
+        "durable"
     )
+    return _succeed(case, names.REASON_NOT_DURABLE, message)
 
 
-def _needs_first_pods(
-    observed: Observed, record: JobRecord, settings: RestartSettings
-) -> Plan | None:
+def _needs_first_pods(case: _Case) -> Plan | None:
+    observed, record = case.observed, case.record
     missing = [r for r in range(observed.job.spec.replicas) if r not in record.pods]
     if not missing:
         return None
@@ -112,9 +125,8 @@ def _needs_first_pods(
     return _creations(new, missing, names.REASON_FIRST_PODS, "first pods of the job", {})
 
 
-def _creation_unfinished(
-    observed: Observed, record: JobRecord, settings: RestartSettings
-) -> Plan | None:
+def _creation_unfinished(case: _Case) -> Plan | None:
+    observed, record = case.observed, case.record
     unfinished = [
         replica
         for replica, pod in sorted(record.pods.items())
@@ -126,7 +138,8 @@ def _creation_unfinished(
     return _creations(record, unfinished, names.REASON_CREATION_UNFINISHED, why, {})
 
 
-def _has_lost_pods(observed: Observed, record: JobRecord, settings: RestartSettings) -> Plan | None:
+def _has_lost_pods(case: _Case) -> Plan | None:
+    observed, record = case.observed, case.record
     lost = {r: why for r in sorted(record.pods) if (why := _why_lost(observed, r))}
     if not lost:
         return None
@@ -159,10 +172,9 @@ def _reason_lost(observed: Observed, replica: int) -> str:
     return names.REASON_POD_FAILED if pod.node_alive else names.REASON_NODE_LOST
 
 
-def _failed_after_end(
-    observed: Observed, record: JobRecord, settings: RestartSettings
-) -> Plan | None:
+def _failed_after_end(case: _Case) -> Plan | None:
     """A replica that completed can't help a peer that failed later: it must run once more."""
+    observed, record = case.observed, case.record
     completed = [p for p in _currents(observed) if p.trainer.completed]
     failed = [p for p in _currents(observed) if p.trainer.failed]
     if not completed or not failed:
@@ -221,6 +233,10 @@ def _delete(pod: PodState, why: str, *, graceful: bool) -> DeletePod:
 
 def _delete_all(observed: Observed, why: str) -> tuple[Action, ...]:
     return tuple(_delete(pod, why, graceful=pod.node_alive) for pod in observed.pods)
+
+
+def _succeed(case: _Case, reason: str, message: str) -> Plan:
+    return _end(case.observed, case.record, succeeded=True, reason=reason, message=message)
 
 
 def _end(

@@ -1,0 +1,1 @@
+"""The commands, one module each. They parse, call, print; what they call knows no terminal."""

@@ -1,0 +1,147 @@
+"""From decisions to runnable pods: addresses, folders, secrets and configuration files."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+from backstay_operator.api import TrainingJob
+from backstay_operator.manifests import Addresses, Wiring, build_pod, build_topology
+from backstay_operator.manifests.pods import CONFIG_VOLUME, LOCAL_VOLUME, MEMORY_VOLUME
+from backstay_operator.manifests.wiring import POD_FILE, TOPOLOGY_FILE, pod_name
+from backstay_operator.settings import SidecarSettings
+from backstay_protocol import codec
+from backstay_protocol.errors import ProtocolError
+from backstay_protocol.files import write_atomically
+from backstay_protocol.names import PORT_API
+from backstay_protocol.topology import PodIdentity, read_pod
+
+from backstay_cli.errors import UsageError
+from backstay_cli.local.kubelet import PodPlan
+from backstay_cli.local.machine import Nodes, free_ports
+from backstay_cli.local.podspec import Folders, container_specs
+from backstay_cli.local.state import LocalStatus, StateFolder
+
+_SECRET = "backstay"
+
+
+class Wires:
+    """One job's pods as this machine runs them."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        status: LocalStatus,
+        state: StateFolder,
+        nodes: Nodes,
+        store_endpoint: str,
+        grace_seconds: float,
+    ) -> None:
+        """`store_endpoint`: of the embedded store; empty if there is none."""
+        self._job = job
+        self._status = status
+        self._state = state
+        self._nodes = nodes
+        addresses = Addresses(
+            hosts=status.hosts,
+            rendezvous_port=free_ports("", 1)[0],  # torch's store binds every address
+            rendezvous_id=status.uid,
+        )
+        self._wiring = Wiring(
+            uid=status.uid,
+            addresses=addresses,
+            first_generation=status.record.first_generation,
+            remote_endpoint=store_endpoint,
+            token_secret=_SECRET,
+            sidecar=SidecarSettings(grace_seconds=max(1, round(grace_seconds))),
+            trainer_env={"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"},
+        )
+        self._secrets = self._read_secrets()
+
+    @property
+    def leader_address(self) -> str:
+        """`host:port` of replica 0's sidecar."""
+        return f"{self._status.hosts[0]}:{PORT_API}"
+
+    def pod_name(self, replica: int, generation: int) -> str:
+        """As in the API."""
+        return pod_name(self._job.name, replica, generation)
+
+    def new_pod(self, identity: PodIdentity, node: str) -> PodPlan:
+        """A pod that is being created: its identity is written down."""
+        identity = replace(identity, uid=str(uuid.uuid4()))
+        folder = self._config_folder(identity.replica, identity.generation)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(str(folder / POD_FILE), codec.dumps(identity))
+        return self._plan(identity, node)
+
+    def old_pod(self, replica: int, generation: int, node: str) -> PodPlan | None:
+        """A pod that an earlier runner created, with the identity it got then."""
+        path = self._config_folder(replica, generation) / POD_FILE
+        try:
+            identity = read_pod(str(path))
+        except (OSError, ProtocolError):
+            return None
+        return self._plan(identity, node)
+
+    def _config_folder(self, replica: int, generation: int) -> Path:
+        return self._state.pod(self.pod_name(replica, generation))
+
+    def _plan(self, identity: PodIdentity, node: str) -> PodPlan:
+        wiring = replace(self._wiring, local_root=str(self._nodes.disk(node)))
+        config = self._config_folder(identity.replica, identity.generation)
+        topology = build_topology(self._job, wiring)
+        write_atomically(str(config / TOPOLOGY_FILE), codec.dumps(topology))
+        pod = build_pod(self._job, identity, wiring)
+        folders = Folders(
+            volumes={
+                MEMORY_VOLUME: str(self._nodes.memory(node)),
+                LOCAL_VOLUME: str(self._nodes.disk(node)),
+                CONFIG_VOLUME: str(config),
+            },
+            secrets=self._secrets,
+            manifest_folder=str(Path(self._status.manifest).parent),
+            logs=str(self._state.logs),
+        )
+        return PodPlan(
+            name=pod["metadata"]["name"],
+            identity=identity,
+            node=node,
+            host=self._status.hosts[identity.replica],
+            manifest=pod,
+            containers=tuple(container_specs(pod, folders)),
+        )
+
+    def _read_secrets(self) -> dict[tuple[str, str], str]:
+        """The job's own Secret, and the remote tier's keys from the environment."""
+        found = {(_SECRET, "token"): self._state.token()}
+        remote = self._job.spec.checkpoint.remote
+        if remote is None:
+            return found
+        name = remote.credentials_secret or f"{self._job.name}-backstay"
+        if remote.embedded:
+            access, secret, session = *self._state.store_keys(), ""
+        else:
+            access, secret, session = credentials()
+        found[name, "accessKey"] = access
+        found[name, "secretKey"] = secret
+        if session:
+            found[name, "sessionToken"] = session
+        return found
+
+
+def credentials() -> tuple[str, str, str]:
+    """S3 keys and session token of the person. Raises UsageError if there are none."""
+    for access, secret, session in (
+        ("BACKSTAY_S3_ACCESS_KEY", "BACKSTAY_S3_SECRET_KEY", "BACKSTAY_S3_SESSION_TOKEN"),
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    ):
+        if os.environ.get(access) and os.environ.get(secret):
+            return os.environ[access], os.environ[secret], os.environ.get(session, "")
+    raise UsageError(
+        "no credentials for the S3 store",
+        "set BACKSTAY_S3_ACCESS_KEY and BACKSTAY_S3_SECRET_KEY (or AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY)",
+    )
