@@ -1,1 +1,1 @@
-"""The agent in every pod: seals, moves and serves shards, and leads restores. Never imports torch."""
+"""The agent in every pod: seals, moves and serves shards, leads restores. Never imports torch."""

@@ -22,6 +22,7 @@ from backstay_protocol.layout import DiskLayout, MemoryLayout
 from backstay_protocol.messages import (
     GO,
     AgentStatus,
+    CaptureNotice,
     CheckpointList,
     CheckpointStatus,
     ConfirmReply,
@@ -31,6 +32,8 @@ from backstay_protocol.messages import (
     JobView,
     ProgressReply,
     ProgressRequest,
+    ReplicaOffer,
+    ReplicaReply,
     RestoreReply,
     RestoreRequest,
     ShardPlan,
@@ -52,7 +55,7 @@ from backstay_sidecar.errors import ApiError
 from backstay_sidecar.events import Events
 from backstay_sidecar.metrics import Metrics
 from backstay_sidecar.replication.control import ControlBlocks
-from backstay_sidecar.replication.keeper import Keeper
+from backstay_sidecar.replication.keeper import REFUSED, Keeper
 from backstay_sidecar.replication.prestop import Prestop
 from backstay_sidecar.replication.progress import Progress
 from backstay_sidecar.replication.refill import Elsewhere, refill
@@ -272,8 +275,10 @@ class Agent:
 
     # --- trainers -----------------------------------------------------------------------------
 
-    def captured(self) -> None:
-        """A trainer has told of a capture: look at once."""
+    def captured(self, notice: CaptureNotice) -> None:
+        """A trainer has told of a capture: look at once. A skipped one people want to know of."""
+        if not notice.published:
+            self.events.emit("save_skipped", rank=notice.rank, step=notice.step, message=notice.why)
         self.replicator.notice()
 
     async def restore(self, request: RestoreRequest) -> RestoreReply:
@@ -288,6 +293,13 @@ class Agent:
             self.replicator.notice()
             self.progress.changed()
         return reply
+
+    async def keep(self, offer: ReplicaOffer) -> ReplicaReply:
+        """A neighbour offers a shard."""
+        if self.keeper is None:
+            why = f"replica {self.replica} has no disk to keep copies on"
+            return ReplicaReply(status=REFUSED, why=why)
+        return await self.keeper.offer(offer)
 
     # --- the leader's word --------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from backstay_sidecar.errors import ApiError
 
 MAX_BODY_BYTES = 16 << 20  # the largest message is an inventory of some thousand shards
 BODY_SECONDS = 60.0  # a client that dribbles its body is cut off
+
+log = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -165,6 +168,29 @@ class LimitBody:
             f"the body has {got} bytes or more; at most {self._limit} are taken",
             "shards are never posted: offer them, and the receiver pulls",
         )
+
+
+class NeverRaise:
+    """Logs what an application raises, and answers 500 if it had not answered yet."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on."""
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:  # the caller gets the one shape, the log the traceback
+            log.exception("%s %s failed", scope.get("method"), scope.get("path"))
+            if not started:
+                await send_error(send, errors.as_api_error(error))
 
 
 def _version_error(given: str) -> ApiError | None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ class Events:
         for listener in listeners:
             listener.put(event)
 
-    async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
+    async def listen(self, after: int | None = None) -> AsyncGenerator[Event, None]:
         """Events as they happen; with `after`, first those kept since that number."""
         listener = _Listener(asyncio.get_running_loop())
         with self._lock:

@@ -1,0 +1,36 @@
+"""What all routes share: replies by the protocol's codec, and how routes are documented."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from backstay_protocol import codec
+from backstay_protocol.messages import ErrorReply
+from fastapi import Body, Response
+
+T = TypeVar("T")
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorReply, "description": "Refused; `code`, `message`, `hint` say why"},
+    "5XX": {"model": ErrorReply, "description": "Failed here; `code`, `message`, `hint` say why"},
+}
+
+
+def reply(message: Any, status: int = 200) -> Response:
+    """A message as JSON. Both ends use the codec: what it reads is what it wrote."""
+    return Response(codec.dumps(message), status, media_type="application/json")
+
+
+def documented(example: Any, **more: Any) -> dict[str, Any]:
+    """Keyword arguments of a route decorator: the reply's type and one example."""
+    content = {"application/json": {"example": codec.to_plain(example)}}
+    return {
+        "response_model": type(example),
+        "responses": {**ERRORS, 200: {"content": content}},
+        **more,
+    }
+
+
+def body(example: Any) -> Any:
+    """The request body of a route, with one example."""
+    return Body(examples=[codec.to_plain(example)])
