@@ -1,14 +1,18 @@
 """The leader: the sidecar of replica 0 begins attempts and speaks for the job.
 
 Routes call it. It holds nothing that it can't get back from the other sidecars and the remote tier:
-after kill -9 the members join and report again. Rounds are driven by `round_driver`, what is told to
-the sidecars is decided by `duties`, the remote tier is read and written by `remote_book`.
+after kill -9 the members join and report again. Rounds are driven by `round_driver`, what the
+sidecars are told is decided by `duties`, the remote tier is looked after by `remote_duties`.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+
 from backstay_protocol.clock import Clock
 from backstay_protocol.ids import CheckpointId
+from backstay_protocol.layout import RemoteLayout
 from backstay_protocol.messages import (
     CheckpointList,
     FlushReply,
@@ -18,16 +22,31 @@ from backstay_protocol.messages import (
     Policy,
     ProgressReply,
     ProgressRequest,
+    RestoreView,
     VerdictReply,
     VerdictRequest,
 )
+from backstay_protocol.names import REMOTE
 from backstay_protocol.topology import PodIdentity, Topology
 
+from backstay_sidecar.restore import views
+from backstay_sidecar.restore.duties import Duties
 from backstay_sidecar.restore.ports import Emit, MemberDoor, Peers, RemoteStore
+from backstay_sidecar.restore.remote_book import RemoteBook
+from backstay_sidecar.restore.remote_duties import RemoteDuties
+from backstay_sidecar.restore.round_driver import Begun, RoundDriver
+from backstay_sidecar.restore.signals import Changes, Tasks
+
+SPEAK_SECONDS = 1.0
+"""The word is worked out anew at least so often: orders depend on time."""
+SETTLE_SECONDS = 0.02
+"""Changes that come together are one change."""
+MAX_WAIT_SECONDS = 30.0
+KEPT_RESTORES = 20
 
 
 class Leader:
-    """One, beside the member of replica 0. `start` needs a running loop; `close` ends every task."""
+    """One, beside the member of replica 0. Call `start` in a running loop, `close` at the end."""
 
     def __init__(
         self,
@@ -40,47 +59,212 @@ class Leader:
         clock: Clock,
         emit: Emit,
     ) -> None:
-        """`own`: the member of this very sidecar."""
+        """`own`: the member of this very sidecar, prepared."""
         self._topology = topology
+        self._own = own
+        self._clock = clock
+        self._emit = emit
+        self._duties = Duties(topology, int(clock.time() * 1000))
+        self._restores: deque[RestoreView] = deque(maxlen=KEPT_RESTORES)
+        self._newest: dict[str, tuple[CheckpointId, float]] = {}
+        """Tier -> (newest complete checkpoint, when it was heard of)."""
+        self._changes = Changes()
+        self._dirty = False
+        self._tasks = Tasks(emit)
+        self._book = _book(topology, remote, clock)
+        self._driver = RoundDriver(
+            topology=topology,
+            pod=pod,
+            own=own,
+            peers=peers,
+            book=self._book,
+            clock=clock,
+            emit=emit,
+            begun=self._begun,
+        )
+        self._remote: RemoteDuties | None = None
+        if self._book is not None:
+            self._remote = RemoteDuties(
+                topology=topology,
+                book=self._book,
+                duties=self._duties,
+                clock=clock,
+                emit=emit,
+                learned=self._touch,
+                resting=lambda: bool(self._driver.waiting),
+            )
+
+    # --- life ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to drive rounds and duties."""
+        """Take over an attempt that runs, then drive rounds and duties."""
+        record = self._own.record
+        if record is not None and record.attempt == self._own.attempt:
+            self._duties.begin(record, self._clock.monotonic(), self._clock.time())
+            self._emit("leader_took_over", attempt=record.attempt)
+        self._speak()
+        self._tasks.spawn(self._driver.run())
+        self._tasks.spawn(self._keep_speaking())
+        if self._remote is not None:
+            self._tasks.spawn(self._remote.run())
 
     async def close(self) -> None:
-        """End every task."""
+        """End every task. Nothing needs to be said to anybody."""
+        await self._tasks.close()
+        await self._driver.close()
+        if self._book is not None:
+            self._book.close()
+
+    # --- rounds -------------------------------------------------------------------------------
 
     async def join(self, request: JoinRequest) -> JoinReply:
-        """POST /v1/leader/join."""
-        raise NotImplementedError
+        """POST /v1/leader/join: a long poll."""
+        self._duties.moved(request.replica, request.address)
+        return await self._driver.join(request)
 
     async def verdict(self, request: VerdictRequest) -> VerdictReply:
-        """POST /v1/leader/verdict."""
-        raise NotImplementedError
+        """POST /v1/leader/verdict: a long poll."""
+        return await self._driver.verdict(request)
+
+    def _begun(self, begun: Begun) -> None:
+        record, summary = begun
+        wall = self._clock.time()
+        self._duties.begin(record, self._clock.monotonic(), wall)
+        view = RestoreView(
+            attempt=record.attempt,
+            base=record.base,
+            finished=wall,
+            seconds=summary.seconds,
+            bytes_by_tier=summary.bytes_by_tier,
+            lost_steps=summary.lost_steps,
+            bad=summary.bad,
+            reason=summary.reason,
+        )
+        self._restores.append(view)
+        self._emit(
+            "attempt_begun",
+            attempt=record.attempt,
+            base=str(record.base) if record.base else "",
+            bytes_by_tier=view.bytes_by_tier,
+            lost_steps=view.lost_steps,
+            seconds=view.seconds,
+            bad=view.bad,
+            message=view.reason,
+        )
+        self._touch()
+        if self._remote is not None:
+            self._remote.poke()
+
+    # --- the word -----------------------------------------------------------------------------
 
     async def progress(self, request: ProgressRequest) -> ProgressReply:
-        """POST /v1/leader/progress."""
-        raise NotImplementedError
+        """POST /v1/leader/progress: hear, and answer with the word, at once if it is new there."""
+        if not self._duties.take(request, self._clock.monotonic()):
+            return ProgressReply(
+                attempt=0,
+                version=self._duties.word.version,
+                message=f"this pod of replica {request.replica} was replaced by a newer one",
+            )
+        for words in request.requests:
+            self._heed(words)
+        if request.uploaded and self._remote is not None:
+            self._remote.poke()
+        self._touch()
+        await self._changes.until(
+            lambda: self._duties.word.version != request.seen_version,
+            min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS),
+        )
+        return self._duties.word
+
+    def _heed(self, words: str) -> None:
+        try:
+            self.request(words)
+        except ValueError as error:
+            self._emit("request_refused", message=str(error))
+
+    def _touch(self) -> None:
+        """What the word depends on has changed."""
+        self._dirty = True
+        self._changes.notify()
+
+    async def _keep_speaking(self) -> None:
+        while True:
+            await self._changes.until(lambda: self._dirty, SPEAK_SECONDS)
+            await asyncio.sleep(SETTLE_SECONDS)
+            began = self._clock.monotonic()
+            self._speak()
+            # With a large world a word takes a while: leave the loop to others for longer.
+            await asyncio.sleep(min(1.0, 4 * (self._clock.monotonic() - began)))
+
+    def _speak(self) -> None:
+        self._dirty = False
+        before = self._duties.word
+        look = self._duties.look(self._clock.monotonic(), self._clock.time(), self._driver.waiting)
+        word = self._duties.speak(look)
+        if word is not before:
+            self._note_newest(word)
+            self._changes.notify()
+
+    def _note_newest(self, word: ProgressReply) -> None:
+        for tier, there in word.complete.items():
+            known = self._newest.get(tier)
+            if there and (known is None or known[0] != there[0]):
+                self._newest[tier] = (there[0], self._clock.time())
+
+    # --- people, operator, runner -------------------------------------------------------------
 
     def job(self) -> JobView:
         """GET /v1/job."""
-        raise NotImplementedError
+        return views.job_view(
+            topology=self._topology,
+            duties=self._duties,
+            current=self._driver.round,
+            waiting=bool(self._driver.waiting),
+            restores=tuple(self._restores),
+            learned={tier: when for tier, (_, when) in self._newest.items()},
+            now=self._clock.monotonic(),
+        )
 
     def checkpoints(self) -> CheckpointList:
         """GET /v1/checkpoints: all that is known of any tier, newest first."""
-        raise NotImplementedError
+        return views.checkpoint_list(self._topology, self._duties)
 
     def find(self, name: str) -> CheckpointId:
         """`<step>-<attempt>`, a bare step or `latest` (both: on the lineage). Raises ValueError."""
-        raise NotImplementedError
+        return views.find_checkpoint(name, self.checkpoints())
 
     def set_policy(self, policy: Policy) -> Policy:
-        """PUT /v1/policy; returns what will be in force, from which step on."""
-        raise NotImplementedError
+        """PUT /v1/policy; what will be in force, from which step on. Raises ValueError."""
+        look = self._duties.look(self._clock.monotonic(), self._clock.time())
+        set_ = self._duties.set_policy(policy, look)
+        self._touch()
+        return set_
 
     def flush(self) -> FlushReply:
-        """POST /v1/flush: one common save; repeated, it tells how far it got."""
-        raise NotImplementedError
+        """POST /v1/flush: one common save; asked again, it tells how far that got."""
+        reply = self._duties.flush()
+        self._touch()
+        return reply
 
     def request(self, words: str) -> None:
-        """ "save", "flush", "pin <id>", "unpin <id>", "persist <id>", "delete <id>". ValueError."""
-        raise NotImplementedError
+        """`save`, `flush`, or `pin`, `unpin`, `persist`, `delete` and a name. Raises ValueError."""
+        verb, _, name = words.partition(" ")
+        if verb == "delete" and CheckpointId.parse(name) in self._duties.protected():
+            raise ValueError(
+                f"{name} can't be deleted: it is pinned, the last durable checkpoint, or the base "
+                "of the attempt that runs"
+            )
+        self._duties.ask(words)
+        if verb in ("pin", "unpin") and self._remote is not None:
+            self._remote.pin(CheckpointId.parse(name), verb == "pin")
+        if verb == "delete" and self._remote is not None:
+            self._remote.poke()
+        self._touch()
+
+
+def _book(topology: Topology, remote: RemoteStore | None, clock: Clock) -> RemoteBook | None:
+    tier = getattr(topology.tiers, REMOTE)
+    if tier is None or remote is None:
+        return None
+    layout = RemoteLayout(tier.prefix, topology.run)
+    return RemoteBook(remote, layout, topology.run, topology.owner, clock)

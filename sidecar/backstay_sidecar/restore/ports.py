@@ -66,6 +66,11 @@ class MemberDoor(Protocol):
         """The newest record stored."""
         ...
 
+    @property
+    def attempt(self) -> int:
+        """The attempt that its ranks train in; 0: none."""
+        ...
+
     def ran(self, round_name: str) -> bool:
         """Whether that round, the newest promised, got its go-ahead."""
         ...

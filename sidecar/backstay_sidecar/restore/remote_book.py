@@ -16,8 +16,9 @@ from typing import TypeVar
 from backstay_protocol import codec
 from backstay_protocol.clock import Clock
 from backstay_protocol.errors import BackstayError, CorruptData, ProtocolError, VersionMismatch
+from backstay_protocol.faults import fault
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.layout import RemoteLayout
+from backstay_protocol.layout import MANIFEST_SUFFIX, RemoteLayout
 from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import Inventory, ShardCopy
 from backstay_protocol.names import REMOTE
@@ -215,10 +216,14 @@ class RemoteBook:
         self._commits.pop(checkpoint, None)
         self._store.delete(self._layout.commit(checkpoint))
 
-    def remove(self, key: str) -> None:
-        """Delete one object of a checkpoint."""
-        self._manifests.pop(key, None)
-        self._store.delete(key)
+    def remove_shards(self, checkpoint: CheckpointId) -> None:
+        """Last step of a delete: every object of the checkpoint, manifests before their bytes."""
+        folder = self._layout.folder(checkpoint)
+        keys = [key for key, _ in self._store.list(folder)]
+        for key in sorted(keys, key=lambda key: (not key.endswith(MANIFEST_SUFFIX), key)):
+            self._manifests.pop(key, None)
+            self._store.delete(key)
+            fault("delete.mid_shards")
 
     # --- whose run it is -----------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from backstay_protocol import rounds
 from backstay_protocol.clock import Clock
@@ -47,13 +47,11 @@ REMOTE_SECONDS = 60.0
 """The store's client gives up long before; this bounds a hung thread."""
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(NamedTuple):
     """The attempt that has its go-ahead, as the round left it."""
 
     record: AttemptRecord
-    summary: rounds.Summary | None
-    """None: begun by an earlier process of this leader."""
+    summary: rounds.Summary
 
 
 class RoundDriver:

@@ -1,0 +1,365 @@
+"""What the leader tells every sidecar between two restores: one word for all, versioned.
+
+Used by the leader. Gathers what the sidecars told (census) and what the remote tier showed, and
+works out completeness, thinning, orders, choices by time and the neighbour ring. No I/O; time is
+handed in. Everything here comes back by itself after a restart of the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from backstay_protocol.completeness import complete_in, published_by_all
+from backstay_protocol.history import Lineage, lineage_of
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.messages import (
+    FlushReply,
+    Policy,
+    ProgressReply,
+    ProgressRequest,
+    ShardCopy,
+)
+from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE, TIERS
+from backstay_protocol.records import AttemptRecord, CommitRecord
+from backstay_protocol.retention import ThinView, thin
+from backstay_protocol.ring import Ring, neighbors
+from backstay_protocol.schedules import chosen_by_time, due
+from backstay_protocol.topology import Schedule, Topology
+
+from backstay_sidecar.restore.census import Census
+from backstay_sidecar.restore.orders import Look, OrderBook
+
+KEPT_FOR_UPLOAD = 2
+"""So many of the newest checkpoints that wait for the remote tier are not thinned out before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteKnown:
+    """What the leader knows of the remote tier. Written by remote_duties only."""
+
+    listed: bool = False
+    claims: frozenset[int] = frozenset()
+    base_recorded: bool = False
+    commits: Mapping[CheckpointId, CommitRecord] = field(default_factory=dict)
+    pins: frozenset[CheckpointId] = frozenset()
+    intents: frozenset[CheckpointId] = frozenset()
+    copies: tuple[ShardCopy, ...] = ()
+    chains: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    keys: Mapping[CheckpointId, tuple[str, ...]] = field(default_factory=dict)
+    """Checkpoint -> every object in its folder."""
+    trouble: str = ""
+    """Why the remote tier can't be worked with just now."""
+
+
+class Duties:
+    """One per leader."""
+
+    def __init__(self, topology: Topology, first_version: int) -> None:
+        """`first_version` must be greater than any version of an earlier leader process."""
+        self._topology = topology
+        self.census = Census(topology)
+        self.remote = RemoteKnown()
+        self.record: AttemptRecord | None = None
+        self.orders: OrderBook | None = None
+        self._pinned: set[CheckpointId] = set()
+        """By people, of this process's time; pins of durable ones stand in the remote tier."""
+        self._asked: dict[str, set[CheckpointId]] = {}
+        """Tier -> checkpoints that people want there."""
+        self._unwanted: set[CheckpointId] = set()
+        """That people want deleted."""
+        self._chosen: dict[str, tuple[CheckpointId, float]] = {}
+        """Tier with a schedule by seconds -> (last one chosen, when)."""
+        self._addresses: dict[int, str] = {p.replica: p.address for p in topology.peers}
+        self._replaced_by = 0
+        self._word = ProgressReply(attempt=0, version=first_version)
+
+    # --- what happens -------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that has its go-ahead; 0: none."""
+        return self.record.attempt if self.record else 0
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """Of that attempt."""
+        return lineage_of(self.record) if self.record else None
+
+    @property
+    def superseded(self) -> int:
+        """A greater attempt that somebody is in: this leader was replaced. 0: none."""
+        newest = max(self._replaced_by, max(self.remote.claims, default=0))
+        return newest if self.record and newest > self.attempt else 0
+
+    @property
+    def word(self) -> ProgressReply:
+        """What was said last."""
+        return self._word
+
+    @property
+    def unwanted(self) -> frozenset[CheckpointId]:
+        """What people want deleted and no rule protects."""
+        return frozenset(self._unwanted - self.protected())
+
+    def begin(self, record: AttemptRecord, now: float, wall: float) -> None:
+        """An attempt has its go-ahead, or this leader found one that has."""
+        self.record = record
+        self.orders = OrderBook(self._topology, record.attempt, now, wall)
+        self.census.begin(record.attempt)
+        self._chosen = {}
+        self._asked = {}
+        self._replaced_by = 0
+
+    def moved(self, replica: int, address: str) -> None:
+        """A sidecar joined from there."""
+        if address:
+            self._addresses[replica] = address
+
+    def take(self, request: ProgressRequest, now: float) -> bool:
+        """A sidecar told how it does; False: a pod that was replaced."""
+        if not self.census.take(request, now):
+            return False
+        if request.attempt > self.attempt:
+            self._replaced_by = max(self._replaced_by, request.attempt)
+        return True
+
+    def ask(self, words: str) -> None:
+        """What people and hooks ask. Raises ValueError for words that mean nothing."""
+        verb, _, name = words.partition(" ")
+        if verb in ("save", "flush") and not name:
+            if self.orders is not None:
+                self.orders.force_save()
+            return
+        if verb not in ("pin", "unpin", "persist", "delete"):
+            raise ValueError(f"{words!r} is not a request; expected save, flush or pin <id> ...")
+        checkpoint = CheckpointId.parse(name)
+        if verb == "pin":
+            self._pinned.add(checkpoint)
+            self._unwanted.discard(checkpoint)
+        elif verb == "unpin":
+            self._pinned.discard(checkpoint)
+        elif verb == "persist":
+            for tier in self._outer():
+                self._asked.setdefault(tier, set()).add(checkpoint)
+        else:
+            self._unwanted.add(checkpoint)
+
+    def set_policy(self, policy: Policy, look: Look) -> Policy:
+        """Another interval for all ranks, from a step that they can still hear of."""
+        if self.orders is None:
+            raise ValueError("no attempt has begun: change checkpoint.memory.everySteps instead")
+        if policy.every_steps < 0 or policy.effective_from < 0:
+            raise ValueError("every_steps and effective_from can't be negative")
+        interval = self.orders.set_every_steps(policy.every_steps, look, policy.effective_from)
+        return Policy(every_steps=interval.every_steps, effective_from=interval.from_step)
+
+    def flush(self) -> FlushReply:
+        """Ask for one common save, or tell how far the last one got."""
+        orders, outermost = self.orders, self._topology.tiers.outermost
+        if orders is None:
+            return FlushReply(step=0, durable=False, message="no attempt has begun yet")
+        there = self._word.complete.get(outermost, ())
+        safe = max((c.step for c in there), default=0)
+        message = f"step {safe} is the newest in {outermost}"
+        if not self.census.training(self.attempt):  # nobody can save: what is there shall be safe
+            last = max((c.step for cs in self._word.complete.values() for c in cs), default=0)
+            return FlushReply(step=last, durable=safe >= last, message=message)
+        if not orders.forced_step and not orders.forced_pending:
+            orders.force_save()
+        step = orders.forced_step
+        done = bool(step) and safe >= step and not orders.forced_pending
+        if done:
+            orders.forced_step = 0  # asked again after this answer, it is another flush
+        return FlushReply(step=step, durable=done, message=message)
+
+    # --- the word -----------------------------------------------------------------------------
+
+    def look(self, now: float, wall: float, waiting: Iterable[int] = ()) -> Look:
+        """What orders are decided from."""
+        return Look(
+            attempt=self.attempt,
+            now=now,
+            wall=wall,
+            training=self.census.training(self.attempt) if self.attempt else {},
+            ranks=self.census.ranks(self.attempt) if self.attempt else {},
+            replicas_waiting=frozenset(waiting),
+            step_seconds=self.census.seconds_per_step(),
+            backlog=self._backlog(),
+        )
+
+    def speak(self, look: Look) -> ProgressReply:
+        """Work the word out anew; its version grows only if it says something else."""
+        word = self._decide(look)
+        if replace(word, version=self._word.version) != self._word:
+            self._word = replace(word, version=self._word.version + 1)
+        return self._word
+
+    def _decide(self, look: Look) -> ProgressReply:
+        ring = self._ring()
+        if self.record is None or self.orders is None or self.superseded:
+            why = f"attempt {self.superseded} has replaced this world" if self.superseded else ""
+            return ProgressReply(attempt=0, addresses=dict(self._addresses), message=why)
+        complete = self._complete()
+        persist = self._persist(complete, look.now)
+        in_memory = complete[MEMORY]
+        return ProgressReply(
+            attempt=self.attempt,
+            record=self.record,
+            complete=complete,
+            durable=complete.get(REMOTE, ()),
+            pinned=tuple(sorted(self.pinned())),
+            complete_step=in_memory[0].step if in_memory else 0,
+            orders=self.orders.update(look),
+            persist=persist,
+            thin=self._thin(complete, persist, look.now),
+            may_upload=self.attempt in self.remote.claims and self.remote.base_recorded,
+            under_intent=tuple(sorted(self.remote.intents)),
+            neighbors=ring.neighbors,
+            addresses=dict(self._addresses),
+            message="; ".join((*ring.warnings, self.remote.trouble)).strip("; "),
+        )
+
+    def pinned(self) -> frozenset[CheckpointId]:
+        """Kept until people unpin them."""
+        return frozenset(self._pinned | self.remote.pins)
+
+    def protected(self) -> frozenset[CheckpointId]:
+        """What nobody may delete: base, last durable, pinned."""
+        kept = set(self.pinned())
+        kept.update(self._durable()[:1])
+        if self.record is not None and self.record.base is not None:
+            kept.add(self.record.base)
+        return frozenset(kept)
+
+    def _history(self, checkpoints: Iterable[CheckpointId]) -> tuple[CheckpointId, ...]:
+        """Those on the lineage, newest first."""
+        lineage = self.lineage
+        if lineage is None:
+            return ()
+        return tuple(sorted((c for c in checkpoints if lineage.contains(c)), reverse=True))
+
+    def _durable(self) -> tuple[CheckpointId, ...]:
+        """Committed, on the lineage, and not about to be deleted; newest first."""
+        return self._history(c for c in self.remote.commits if c not in self.remote.intents)
+
+    def _complete(self) -> dict[str, tuple[CheckpointId, ...]]:
+        tiers, copies = self._topology.tiers, self.census.copies()
+        found = {MEMORY: self._history(self._in_memory(copies))}
+        if tiers.local is not None:
+            found[LOCAL] = self._history(complete_in(copies, LOCAL))
+        if tiers.neighbor is not None:
+            found[NEIGHBOR] = self._history(complete_in(copies, NEIGHBOR))
+        if tiers.remote is not None:
+            found[REMOTE] = self._durable()
+        return found
+
+    def _in_memory(self, copies: list[ShardCopy]) -> set[CheckpointId]:
+        """Published by all; not if the sealed shards turned out not to belong together."""
+        world = self._topology.world_size
+        published = set(published_by_all(self.census.published(), world))
+        sealed = [c for c in copies if c.tier == MEMORY and c.checkpoint in published]
+        whole = complete_in(sealed, MEMORY)
+        for checkpoint in {c.checkpoint for c in sealed} - set(whole):
+            if len({c.rank for c in sealed if c.checkpoint == checkpoint}) == world:
+                published.discard(checkpoint)
+        return published
+
+    def _outer(self) -> list[str]:
+        tiers = self._topology.tiers
+        return [n for n in TIERS if n != MEMORY and getattr(tiers, n) is not None]
+
+    def _schedule(self, tier: str) -> Schedule:
+        schedule: Schedule = getattr(self._topology.tiers, tier).schedule
+        return schedule
+
+    def _persist(
+        self, complete: Mapping[str, tuple[CheckpointId, ...]], now: float
+    ) -> dict[str, tuple[CheckpointId, ...]]:
+        """Tier -> what it shall take beyond its own schedule, until it has it."""
+        found = {}
+        for tier in self._outer():
+            there = complete.get(tier, ())
+            wanted = {c for c in self._asked.get(tier, ()) if c not in there}
+            self._asked[tier] = wanted
+            self._choose_by_time(tier, complete[MEMORY], there, now)
+            last = self._chosen.get(tier)
+            if last is not None and last[0] not in there:
+                wanted = wanted | {last[0]}
+            if wanted:
+                found[tier] = tuple(sorted(wanted))
+        return found
+
+    def _choose_by_time(
+        self,
+        tier: str,
+        in_memory: Iterable[CheckpointId],
+        there: tuple[CheckpointId, ...],
+        now: float,
+    ) -> None:
+        schedule = self._schedule(tier)
+        if not schedule.every_seconds:
+            return
+        last, when = self._chosen.get(tier, (None, float("-inf")))
+        if last is None and there:  # a new leader: what is there was chosen before
+            last = there[0]
+        chosen = chosen_by_time(schedule, in_memory, last_chosen=last, last_time=when, now=now)
+        if chosen is not None:
+            self._chosen[tier] = (chosen, now)
+
+    def _thin(
+        self,
+        complete: Mapping[str, tuple[CheckpointId, ...]],
+        persist: Mapping[str, tuple[CheckpointId, ...]],
+        now: float,
+    ) -> tuple[CheckpointId, ...]:
+        tiers, lineage = self._topology.tiers, self.lineage
+        if tiers.local is None or lineage is None or not self.census.all_fresh(now):
+            return ()
+        near = (LOCAL, NEIGHBOR)
+        present = {c.checkpoint for c in self.census.copies() if c.tier in near}
+        disks = self.census.tiers(LOCAL).values()
+        going = {c for chosen in persist.values() for c in chosen}
+        view = ThinView(
+            lineage=lineage,
+            present=frozenset(present),
+            complete_local=frozenset(complete.get(LOCAL, ())),
+            complete_neighbor=frozenset(complete.get(NEIGHBOR, ())),
+            durable=frozenset(complete.get(REMOTE, ())),
+            has_neighbor=tiers.neighbor is not None and self._topology.replicas > 1,
+            has_remote=tiers.remote is not None,
+            retention=tiers.local.retention,
+            pinned=self.pinned(),
+            in_transit=frozenset(going | self._for_upload(complete)),
+            disk_full=any(not disk.ok for disk in disks),
+        )
+        self._unwanted &= present | set(self.remote.keys)
+        unwanted = (c for c in self.unwanted if c in present)
+        return tuple(sorted({*thin(view), *unwanted}))
+
+    def _for_upload(self, complete: Mapping[str, tuple[CheckpointId, ...]]) -> set[CheckpointId]:
+        """The newest that the remote tier's own schedule takes and that are not there yet."""
+        if self._topology.tiers.remote is None:
+            return set()
+        durable = complete.get(REMOTE, ())
+        newest = durable[0] if durable else CheckpointId(-1, 0)
+        schedule = self._schedule(REMOTE)
+        waiting = [
+            c for c in complete.get(LOCAL, ()) if c > newest and due(schedule, c, "schedule")
+        ]
+        return set(waiting[:KEPT_FOR_UPLOAD])
+
+    def _backlog(self) -> int:
+        """Of the nearest outer tier that works: while it has not read a slot, the slot is taken."""
+        for tier in self._outer():
+            states = [state for state in self.census.tiers(tier).values() if state.ok]
+            if states:
+                longest = max(state.backlog for state in states)
+                return -(-longest // self._topology.processes_per_replica)
+        return 0
+
+    def _ring(self) -> Ring:
+        if self._topology.tiers.neighbor is None:
+            return Ring()
+        where = {i: address.rpartition(":")[0] for i, address in self._addresses.items()}
+        return neighbors(range(self._topology.replicas), where)

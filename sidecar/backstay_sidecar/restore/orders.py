@@ -1,0 +1,168 @@
+"""What the leader orders ranks to do through their control blocks. No I/O; used by duties.
+
+An order names a step far enough ahead that every rank hears of it in time. There is one save order
+at a time: the next is given when all ranks have passed the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from backstay_protocol.messages import Orders, RankProgress
+from backstay_protocol.names import PROGRESS_SECONDS
+from backstay_protocol.schedules import Interval, announce, widen
+from backstay_protocol.topology import Topology
+
+NOTICE_SECONDS = PROGRESS_SECONDS + 1.5
+"""How old a rank's word may be, and how long an order travels."""
+WIDEN_SECONDS = 10.0
+"""An interval is looked at again at most so often."""
+STRAGGLER_SECONDS = 20.0
+"""Ranks that train on while others wait in restore are told to leave after so long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What an order is decided from."""
+
+    attempt: int
+    now: float
+    """Monotonic."""
+    wall: float
+    """Seconds since the epoch, as in step_time."""
+    training: Mapping[int, RankProgress]
+    """Every rank of the world, or nobody: then no step is announced."""
+    ranks: Mapping[int, RankProgress] = field(default_factory=dict)
+    """Those in this attempt, whatever they do."""
+    replicas_waiting: frozenset[int] = frozenset()
+    """Replicas whose ranks are in restore again."""
+    step_seconds: float = 0.0
+    backlog: int = 0
+    """Longest queue of any sidecar towards the tier that frees the slots, in checkpoints."""
+
+
+class OrderBook:
+    """One per attempt."""
+
+    def __init__(self, topology: Topology, attempt: int, now: float, wall: float) -> None:
+        """`now`, `wall`: when the attempt began, or when this leader took it over."""
+        schedule = topology.tiers.memory.schedule
+        self._topology = topology
+        self._attempt = attempt
+        self._configured = schedule.every_steps
+        self._every_seconds = schedule.every_seconds
+        self._interval = Interval(every_steps=schedule.every_steps)
+        self._looked_at = now
+        self._saved_at = now
+        self._began = wall
+        self._save = 0
+        self._replan = 0
+        self._forced_wanted = False
+        self._leave_replica: int | None = None
+        self._straggling_since: float | None = None
+        self.forced_step = 0
+        """Step of the last forced save that was ordered; 0: none."""
+
+    def force_save(self) -> None:
+        """People or a drain want one common save; asked again before it is made, it is the same."""
+        if self._save >= 0:
+            self._forced_wanted = True
+
+    @property
+    def forced_pending(self) -> bool:
+        """Whether a forced save is still ahead."""
+        return self._forced_wanted or self._save < 0
+
+    @property
+    def interval(self) -> Interval:
+        """In force, or about to be."""
+        return self._interval
+
+    def set_every_steps(self, every_steps: int, look: Look, from_step: int = 0) -> Interval:
+        """A person's schedule, in force from a step that all ranks can still hear of."""
+        start = max(from_step, self._ahead(look) if look.training else 0)
+        previous = self._interval.every_steps
+        self._configured = every_steps
+        self._interval = Interval(every_steps=every_steps, from_step=start, previous=previous)
+        return self._interval
+
+    def update(self, look: Look) -> Orders:
+        """Look again; what is told now."""
+        self._end_what_is_done(look)
+        if look.training:
+            self._announce_replan(look)
+            self._announce_save(look)
+            self._widen(look)
+        self._tell_stragglers(look)
+        self._tell_the_hung(look)
+        leaving = self._leave_replica is not None
+        return Orders(
+            save_at_step=self._save,
+            replan_at_step=self._replan,
+            leave_attempt=self._attempt if leaving else 0,
+            leave_replica=-1 if self._leave_replica is None else self._leave_replica,
+            every_steps=self._interval.every_steps,
+            every_from=self._interval.from_step,
+        )
+
+    def _end_what_is_done(self, look: Look) -> None:
+        if not look.ranks or len(look.ranks) < self._topology.world_size:
+            return
+        slowest = min(rank.step for rank in look.ranks.values())
+        at_end = not look.training and not look.replicas_waiting
+        if self._save and (slowest >= abs(self._save) or at_end):
+            self._save, self._saved_at = 0, look.now
+        if self._replan and (slowest >= self._replan or at_end):
+            self._replan = 0
+
+    def _ahead(self, look: Look) -> int:
+        steps = [rank.step for rank in look.training.values()]
+        return announce(steps, look.step_seconds, NOTICE_SECONDS)
+
+    def _announce_replan(self, look: Look) -> None:
+        if self._replan or self._save or not any(r.replan_wanted for r in look.training.values()):
+            return
+        self._replan = self._save = self._ahead(look)  # it is carried out at the start of a save
+
+    def _announce_save(self, look: Look) -> None:
+        if self._save:
+            return
+        if self._forced_wanted:
+            self.forced_step = self._ahead(look)
+            self._save, self._forced_wanted = -self.forced_step, False
+        elif self._every_seconds and look.now - self._saved_at >= self._every_seconds:
+            self._save = self._ahead(look)
+
+    def _widen(self, look: Look) -> None:
+        slowest = min(rank.step for rank in look.training.values())
+        settled = slowest >= self._interval.from_step + self._interval.every_steps
+        if not settled or look.now - self._looked_at < WIDEN_SECONDS:
+            return
+        self._looked_at = look.now
+        slots = self._topology.tiers.memory.slots
+        self._interval = widen(
+            self._interval, self._configured, look.backlog, slots, self._ahead(look)
+        )
+
+    def _tell_stragglers(self, look: Look) -> None:
+        """Some wait in restore, others train on: without these no attempt can begin."""
+        per = self._topology.processes_per_replica
+        behind = [r for r in look.ranks if r // per not in look.replicas_waiting]
+        if not look.replicas_waiting or not behind:
+            self._straggling_since = None
+            return
+        self._straggling_since = self._straggling_since or look.now
+        if look.now - self._straggling_since >= STRAGGLER_SECONDS:
+            self._leave_replica = -1
+
+    def _tell_the_hung(self, look: Look) -> None:
+        """No rank made a step for too long: the one that is furthest behind shall leave."""
+        limit = self._topology.hang_seconds
+        if not limit or not look.training or self._leave_replica is not None:
+            return
+        newest = max(max(r.step_time, self._began) for r in look.training.values())
+        if look.wall - newest < limit:
+            return
+        last = min(look.training.values(), key=lambda r: (r.step, r.step_time, r.rank))
+        self._leave_replica = last.rank // self._topology.processes_per_replica

@@ -1,0 +1,184 @@
+"""What people, operator and runner see of a job: GET /v1/job and /v1/checkpoints. No I/O.
+
+Used by the leader. Built from what duties and the round driver know, each time it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from backstay_protocol.completeness import complete
+from backstay_protocol.control import State
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.messages import (
+    CheckpointList,
+    CheckpointStatus,
+    JobView,
+    ReplicaView,
+    RestoreView,
+    ShardCopy,
+    TierState,
+)
+from backstay_protocol.names import MEMORY, REMOTE, TIERS
+from backstay_protocol.rounds import Phase, Round
+from backstay_protocol.topology import Topology
+
+from backstay_sidecar.restore.duties import Duties
+
+JOINING = "Joining"
+RESTORING = "Restoring"
+TRAINING = "Training"
+FINISHED = "Finished"
+FAILED = "Failed"
+NEVER_SEEN = 1e9
+
+
+def phase(duties: Duties, current: Round, waiting: bool, topology: Topology) -> tuple[str, str]:
+    """(phase, message)."""
+    if current.give_up is not None and not current.give_up.retry:
+        return FAILED, current.give_up.why
+    if waiting:
+        gathering = current.phase in (Phase.GATHER, Phase.ENDED)
+        return (JOINING if gathering else RESTORING), current.message
+    if not duties.attempt:
+        return JOINING, "no rank has called restore() yet"
+    states = [rank.state for rank in duties.census.ranks(duties.attempt).values()]
+    if len(states) == topology.world_size and all(state == State.FINISHED for state in states):
+        return FINISHED, "all ranks have come to their end"
+    return TRAINING, duties.word.message
+
+
+def tier_states(duties: Duties, topology: Topology, learned: dict[str, float]) -> list[TierState]:
+    """Each configured tier over all replicas: the first trouble, the longest view."""
+    found = []
+    for name in TIERS:
+        if getattr(topology.tiers, name) is None:
+            continue
+        states = duties.census.tiers(name)
+        sick = [f"replica {i}: {s.message}" for i, s in states.items() if not s.ok]
+        if name == REMOTE and duties.remote.trouble:
+            sick.insert(0, f"leader: {duties.remote.trouble}")
+        there = duties.word.complete.get(name, ())
+        found.append(
+            TierState(
+                tier=name,
+                ok=not sick,
+                message=sick[0] if sick else "",
+                newest=there[0] if there else None,
+                newest_time=learned.get(name, 0.0),
+                backlog=sum(state.backlog for state in states.values()),
+            )
+        )
+    return found
+
+
+def job_view(
+    *,
+    topology: Topology,
+    duties: Duties,
+    current: Round,
+    waiting: bool,
+    restores: tuple[RestoreView, ...],
+    learned: dict[str, float],
+    now: float,
+) -> JobView:
+    """GET /v1/job. `learned`: tier -> when its newest complete checkpoint was heard of."""
+    name, message = phase(duties, current, waiting, topology)
+    ranks = duties.census.ranks(duties.attempt) if duties.attempt else {}
+    requests = duties.census.requests()
+    replicas = tuple(
+        ReplicaView(
+            replica=replica,
+            generation=requests[replica].generation if replica in requests else 0,
+            address=duties.word.addresses.get(replica, topology.address_of(replica)),
+            seen_seconds_ago=min(duties.census.age(replica, now), NEVER_SEEN),
+            ranks=requests[replica].ranks if replica in requests else (),
+            tiers=requests[replica].tiers if replica in requests else (),
+        )
+        for replica in range(topology.replicas)
+    )
+    durable = duties.word.durable
+    return JobView(
+        run=topology.run,
+        attempt=duties.attempt,
+        phase=name,
+        message=message,
+        step=min((rank.step for rank in ranks.values()), default=0),
+        replicas=replicas,
+        tiers=tuple(tier_states(duties, topology, learned)),
+        restores=restores,
+        newest_durable=durable[0] if durable else None,
+        warnings=_warnings(duties, topology),
+    )
+
+
+def _warnings(duties: Duties, topology: Topology) -> tuple[str, ...]:
+    found = []
+    if topology.tiers.remote is None:
+        found.append("there is no remote tier: nothing outlives the loss of all nodes")
+    if duties.superseded:
+        found.append(f"attempt {duties.superseded} has replaced this world")
+    if duties.word.message:
+        found.append(duties.word.message)
+    return tuple(found)
+
+
+def checkpoint_list(topology: Topology, duties: Duties) -> CheckpointList:
+    """GET /v1/checkpoints, newest first: everything of which anything is known."""
+    copies = [*duties.census.copies(), *duties.remote.copies, *duties.census.uploaded()]
+    grouped: dict[CheckpointId, list[ShardCopy]] = defaultdict(list)
+    for copy in copies:
+        grouped[copy.checkpoint].append(copy)
+    for published in duties.census.published().values():
+        for checkpoint in published:
+            grouped.setdefault(checkpoint, [])
+    for checkpoint in duties.remote.commits:
+        grouped.setdefault(checkpoint, [])
+    return CheckpointList(
+        run=topology.run,
+        attempt=duties.attempt,
+        checkpoints=tuple(
+            _status(checkpoint, grouped[checkpoint], duties)
+            for checkpoint in sorted(grouped, reverse=True)
+        ),
+    )
+
+
+def _status(checkpoint: CheckpointId, copies: list[ShardCopy], duties: Duties) -> CheckpointStatus:
+    by_tier: dict[str, list[ShardCopy]] = defaultdict(list)
+    for copy in copies:
+        by_tier[copy.tier].append(copy)
+    published = sum(checkpoint in there for there in duties.census.published().values())
+    present = {tier: len({c.rank for c in found}) for tier, found in by_tier.items()}
+    present[MEMORY] = max(present.get(MEMORY, 0), published)
+    commit = duties.remote.commits.get(checkpoint)
+    whole = {tier for tier, found in by_tier.items() if checkpoint in complete(found)}
+    if checkpoint in duties.word.complete.get(MEMORY, ()):
+        whole.add(MEMORY)
+    lineage = duties.lineage
+    return CheckpointStatus(
+        checkpoint=checkpoint,
+        world_size=max((c.world_size for c in copies), default=commit.world_size if commit else 0),
+        complete_in=tuple(tier for tier in TIERS if tier in whole),
+        present_in={tier: present[tier] for tier in TIERS if present.get(tier)},
+        durable=commit is not None,
+        pinned=checkpoint in duties.pinned(),
+        on_lineage=lineage is not None and lineage.contains(checkpoint),
+        size=sum({c.rank: c.size for c in copies}.values()),
+        created=commit.created if commit else 0.0,
+    )
+
+
+def find_checkpoint(name: str, found: CheckpointList) -> CheckpointId:
+    """`<step>-<attempt>`, a bare step, or `latest` (both: on the lineage). Raises ValueError."""
+    history = [s for s in found.checkpoints if s.on_lineage and s.complete_in]
+    if name == "latest":
+        if not history:
+            raise ValueError("there is no complete checkpoint on the lineage yet")
+        return history[0].checkpoint
+    if name.isdigit():
+        for status in history:
+            if status.checkpoint.step == int(name):
+                return status.checkpoint
+        raise ValueError(f"no complete checkpoint of step {name} is on the lineage")
+    return CheckpointId.parse(name)
