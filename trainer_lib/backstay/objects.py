@@ -1,8 +1,8 @@
 """Typed JSON for everything that is not a tensor: no unpickler anywhere (DESIGN section 3).
 
 Plain JSON values stand for themselves. Anything else is an object with the key "$" that names its
-type: {"$": "tuple", "v": [...]}. Tensors and arrays become entries of their own in the shard file and
-are named in the JSON. What can't be carried is an error that names the place and the way out.
+type: {"$": "tuple", "v": [...]}. Tensors and arrays become entries of their own in the shard file
+and are named in the JSON. What can't be carried is an error that names the place and the way out.
 
 Called by capture (encode, at the moment of the save) and by load (decode).
 """
@@ -261,7 +261,7 @@ def _typed(kind: str, value: Any, **more: Any) -> dict[str, Any]:
     return {TYPE: kind, VALUE: value, **more}
 
 
-# --- decoding --------------------------------------------------------------------------------------
+# --- decoding ----------------------------------------------------------------------------------
 
 
 def _decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-
 from backstay_protocol.errors import CorruptData
 from backstay_protocol.names import RESERVED, objects_name
 
@@ -258,7 +257,7 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-# --- reading ---------------------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

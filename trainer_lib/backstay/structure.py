@@ -5,28 +5,29 @@ tensors, parameters matched to optimizers by identity, names as torch.distribute
 them. Everything else gives values for the objects blob. `Structure.unchanged` is what later saves
 ask: a walk by identity over the containers that hold the tensors (about 3 ms for 10,000).
 
-Called by capture, before a plan is made, and by restore, which writes into the same tensors. It never
-talks to other ranks and never calls get_state_dict (which would step the optimizer).
+Called by capture, before a plan is made, and by restore, which writes into the same tensors. It
+never talks to other ranks and never calls get_state_dict (which would step the optimizer).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from backstay.errors import UnsupportedValue
+from backstay.identity import IdentityWatch
+from backstay.objects import check_tensor
+from backstay.values import ExtraState, OptimizerValues, PlainValue, StatefulValue, Value
+from backstay_protocol.names import RESERVED
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-
-from backstay.errors import UnsupportedValue
-from backstay.objects import check_tensor
-from backstay_protocol.names import RESERVED
 
 GRADIENT_PREFIX = f"{RESERVED}grad."
 PLAIN_TYPES = (str, bytes, int, float, complex, bool, type(None))
@@ -82,7 +83,7 @@ class NamedTensor:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's memory of a tensor, detached."""
+    """The memory of a tensor in this rank, detached."""
     tensor = tensor.detach()
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
@@ -133,8 +134,8 @@ class Structure:
     optimizers: tuple[OptimizerEntry, ...] = ()
     dtensor_rows: tuple[str, ...] = ()
     """Every DTensor, empty pieces too, by what is the same on all ranks of its mesh."""
-    _values: list[_Value] = field(default_factory=list)
-    _watch: _Watch = field(default_factory=lambda: _Watch())
+    _values: list[Value] = field(default_factory=list)
+    _watch: IdentityWatch = field(default_factory=IdentityWatch)
     _modules: list[nn.Module] = field(default_factory=list)
 
     def unchanged(self) -> bool:
@@ -169,167 +170,7 @@ def reshard(modules: list[nn.Module]) -> bool:
     return found
 
 
-# --- values: read now, written back at restore -----------------------------------------------------
-
-
-class _Value:
-    """One key of the objects blob."""
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-    def get(self) -> Any:
-        raise NotImplementedError
-
-    def set(self, value: Any) -> None:
-        raise NotImplementedError
-
-
-class _Plain(_Value):
-    """A plain value in a container of the user's."""
-
-    def __init__(self, key: str, container: Any, index: Any) -> None:
-        super().__init__(key)
-        self._container, self._index = container, index
-
-    def get(self) -> Any:
-        return self._container[self._index]
-
-    def set(self, value: Any) -> None:
-        if not isinstance(self._container, (MutableMapping, MutableSequence)):
-            raise UnsupportedValue(
-                f"{self.key}: its container ({type(self._container).__name__}) can't be written; "
-                "use a dict or a list"
-            )
-        self._container[self._index] = value
-
-
-class _Stateful(_Value):
-    """Anything with state_dict() and load_state_dict()."""
-
-    def __init__(self, key: str, thing: Any) -> None:
-        super().__init__(key)
-        self._thing = thing
-
-    def get(self) -> Any:
-        return self._thing.state_dict()
-
-    def set(self, value: Any) -> None:
-        self._thing.load_state_dict(value)
-
-
-class _ExtraState(_Value):
-    """A module's get_extra_state()."""
-
-    def __init__(self, key: str, module: nn.Module) -> None:
-        super().__init__(key)
-        self._module = module
-
-    def get(self) -> Any:
-        return self._module.get_extra_state()
-
-    def set(self, value: Any) -> None:
-        self._module.set_extra_state(value)
-
-
-class _OptimizerValues(_Value):
-    """Param groups and the state that is not a tensor, by parameter name."""
-
-    def __init__(self, key: str, optimizer: Optimizer, names: dict[int, str]) -> None:
-        super().__init__(key)
-        self._optimizer, self._names = optimizer, names
-
-    def get(self) -> Any:
-        groups = [
-            {k: [self._names[id(p)] for p in v] if k == "params" else v for k, v in g.items()}
-            for g in self._optimizer.param_groups
-        ]
-        state = {}
-        for parameter, values in self._optimizer.state.items():
-            rest = {k: v for k, v in values.items() if not isinstance(v, torch.Tensor)}
-            if rest:
-                state[self._names[id(parameter)]] = rest
-        return {"param_groups": groups, "state": state}
-
-    def set(self, value: Any) -> None:
-        saved = {frozenset(group["params"]): group for group in value["param_groups"]}
-        parameters = {}
-        for group in self._optimizer.param_groups:
-            names = frozenset(self._names[id(p)] for p in group["params"])
-            parameters.update({self._names[id(p)]: p for p in group["params"]})
-            if names not in saved:
-                raise UnsupportedValue(
-                    f"{self.key}: no saved param group holds exactly {_some(sorted(names))}; "
-                    "build the optimizer with the groups that were saved"
-                )
-            for name, option in saved[names].items():
-                if name != "params":
-                    _put(group, name, option)
-        for name, rest in value["state"].items():
-            for key, item in rest.items():
-                self._optimizer.state[parameters[name]][key] = item
-
-
-def _put(group: dict[str, Any], name: str, option: Any) -> None:
-    """Tensors in param groups (a learning rate on the GPU) keep their memory."""
-    old = group.get(name)
-    if isinstance(old, torch.Tensor) and isinstance(option, torch.Tensor):
-        with torch.no_grad():
-            old.copy_(option)
-    else:
-        group[name] = option
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"[{', '.join(names[:3])}{more}]"
-
-
-# --- the walk by identity --------------------------------------------------------------------------
-
-
-class _Watch:
-    """Which containers hold the state, how long each is, and the very objects in them."""
-
-    def __init__(self) -> None:
-        self._lengths: list[tuple[Any, int]] = []
-        self._objects: list[tuple[Any, Any, Any]] = []
-        self._memory: list[tuple[torch.Tensor, torch.Tensor | None, int]] = []
-
-    def container(self, container: Any) -> None:
-        """Its length must stay."""
-        self._lengths.append((container, len(container)))
-
-    def item(self, container: Any, key: Any, thing: Any) -> None:
-        """`container[key]` must stay this object, in this memory."""
-        self._objects.append((container, key, thing))
-        if isinstance(thing, DTensor):
-            local = thing._local_tensor
-            self._memory.append((thing, local, local.data_ptr()))
-        elif isinstance(thing, torch.Tensor):
-            self._memory.append((thing, None, thing.data_ptr()))
-
-    def same(self) -> bool:
-        """A few milliseconds for 10,000 tensors."""
-        for container, length in self._lengths:
-            if len(container) != length:
-                return False
-        try:
-            for container, key, thing in self._objects:
-                if container[key] is not thing:
-                    return False
-        except (KeyError, IndexError):
-            return False
-        for tensor, local, address in self._memory:
-            if local is None:
-                if tensor.data_ptr() != address:
-                    return False
-            elif tensor._local_tensor is not local or local.data_ptr() != address:  # type: ignore[attr-defined]
-                return False
-        return True
-
-
-# --- the walker ------------------------------------------------------------------------------------
+# --- the walker --------------------------------------------------------------------------------
 
 
 class _Walker:
@@ -348,8 +189,8 @@ class _Walker:
         self._stored: dict[int, str] = {}  # id(tensor) -> name under which it is stored
         self._home: dict[int, tuple[str, str]] = {}  # id(parameter) -> (module entry, its name)
         self._users: dict[int, list[Optimizer]] = {}
-        self._values: list[_Value] = []
-        self._watch = _Watch()
+        self._values: list[Value] = []
+        self._watch = IdentityWatch()
         self._optimizers: list[tuple[str, Optimizer]] = []
         self._modules: list[nn.Module] = []
         self._optimizer_entries: list[OptimizerEntry] = []
@@ -418,9 +259,9 @@ class _Walker:
             self.add_tensor(path, thing, kind, self._declared(entry))
         elif _is_stateful(thing, path):
             self._watch.item(container, key, thing)
-            self._values.append(_Stateful(path, thing))
+            self._values.append(StatefulValue(path, thing))
         else:
-            self._values.append(_Plain(path, container, key))
+            self._values.append(PlainValue(path, container, key))
 
     def add_tensor(
         self,
@@ -489,11 +330,11 @@ class _Walker:
         return tuple(self._users.get(id(parameter), ()))
 
     @property
-    def watch(self) -> _Watch:
+    def watch(self) -> IdentityWatch:
         return self._watch
 
     @property
-    def values(self) -> list[_Value]:
+    def values(self) -> list[Value]:
         return self._values
 
     def group_of(self, parameter: torch.Tensor) -> tuple[int, ...]:
@@ -502,28 +343,38 @@ class _Walker:
 
     def _add_optimizer(self, path: str, optimizer: Optimizer) -> None:
         names = self._names_in(path, optimizer)
-        self._watch.container(optimizer.param_groups)
-        self._watch.container(optimizer.state)
-        for group in optimizer.param_groups:
-            self._watch.container(group["params"])
-            for index, parameter in enumerate(group["params"]):
-                self._watch.item(group["params"], index, parameter)
+        self._watch_groups(optimizer)
         for parameter, state in optimizer.state.items():
             if id(parameter) not in names:
                 raise UnsupportedValue(
                     f"{path}: its state holds something for {str(parameter)[:60]!r}, which is in "
                     "none of its param groups; such state can't be named"
                 )
+            self._watch.item(optimizer.state, parameter, state)
             self._watch.container(state)
-            group = self._state_group(parameter)
+            ranks = self._state_group(parameter)
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     self._watch.item(state, key, value)
                     name = f"{path}.state.{names[id(parameter)]}.{key}"
-                    self.add_tensor(name, value, Kind.OPTIMIZER, group, parameter, (optimizer,))
-        self._values.append(_OptimizerValues(path, optimizer, names))
+                    self.add_tensor(name, value, Kind.OPTIMIZER, ranks, parameter, (optimizer,))
+        self._values.append(OptimizerValues(path, optimizer, names))
         parameters = {names[id(p)]: p for g in optimizer.param_groups for p in g["params"]}
         self._optimizer_entries.append(OptimizerEntry(path, optimizer, parameters))
+
+    def _watch_groups(self, optimizer: Optimizer) -> None:
+        """load_state_dict() puts other dicts and lists in the place of these."""
+        watch, attributes = self._watch, optimizer.__dict__
+        watch.item(attributes, "state", optimizer.state)
+        watch.container(optimizer.state)
+        watch.item(attributes, "param_groups", optimizer.param_groups)
+        watch.container(optimizer.param_groups)
+        for number, group in enumerate(optimizer.param_groups):
+            watch.item(optimizer.param_groups, number, group)
+            watch.item(group, "params", group["params"])
+            watch.container(group["params"])
+            for index, parameter in enumerate(group["params"]):
+                watch.item(group["params"], index, parameter)
 
     def _state_group(self, parameter: torch.Tensor) -> tuple[int, ...]:
         """Ranks on which a plain state tensor of this parameter is the same."""
@@ -532,8 +383,10 @@ class _Walker:
         return self.group_of(parameter)
 
     def _names_in(self, path: str, optimizer: Optimizer) -> dict[int, str]:
-        """Parameter names inside one optimizer: as in its module; with the module entry's name
-        in front where the parameters come from several entries."""
+        """Parameter names inside one optimizer: as in its module.
+
+        With the module entry's name in front where the parameters come from several entries.
+        """
         homes: dict[int, tuple[str, str]] = {}
         for number, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
@@ -596,7 +449,8 @@ class _ModuleWalk:
         again: bool,
     ) -> None:
         walker = self._walker
-        for container in (module._parameters, module._buffers):
+        containers: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for container in containers:
             if not again:
                 walker.watch.container(container)
             for name, tensor in container.items():
@@ -613,7 +467,7 @@ class _ModuleWalk:
                 walker.add_tensor(full, tensor, Kind.PARAMETER, group, None, users)
         if type(module).get_extra_state is not nn.Module.get_extra_state and not again:
             key = f"{self._entry}.{prefix}_extra_state"
-            walker.values.append(_ExtraState(key, module))
+            walker.values.append(ExtraState(key, module))
 
 
 def _skipped(module: nn.Module, container: Any) -> Collection[str]:
@@ -649,7 +503,7 @@ def replica_ranks(tensor: DTensor) -> tuple[int, ...]:
 
 
 def _piece(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """This rank's memory of a tensor and where it begins in the whole."""
+    """The memory of a tensor in this rank, and where it begins in the whole."""
     local = local_of(tensor)
     if not isinstance(tensor, DTensor):
         return local, (0,) * tensor.ndim
@@ -665,7 +519,8 @@ def _piece(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ..
     if local.numel() and tuple(shape) != tuple(local.shape):
         raise UnsupportedValue(
             f"{name}: this rank's piece has shape {tuple(local.shape)}, its placements "
-            f"{tensor.placements} say {tuple(shape)}: more than one piece in one rank can't be saved"
+            f"{tensor.placements} say {tuple(shape)}: several "
+            "pieces of one tensor in one rank can't be saved"
         )
     return local, tuple(offsets)
 
