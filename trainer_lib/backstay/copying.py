@@ -1,8 +1,8 @@
 """Moving tensors into a slot: at once for the early set, in the copy thread for the late set.
 
 On the CPU an early copy is done when `start` returns. On CUDA every copy runs on a side stream that
-waits for the training stream; for early ones the training stream then waits in turn, the host never.
-Sources stay referenced until `finish` has returned, so no record_stream is needed (CAPTURE.md
+waits for the training stream; for early ones the training stream then waits in turn, never the
+host. Sources stay referenced until `finish` has returned, so no record_stream is needed (CAPTURE.md
 section 4). Devices of other kinds are copied at once, blocking.
 
 Called by capture. It must not know what the tensors are.
@@ -38,7 +38,7 @@ class Streams:
     def of(self, device: torch.device) -> torch.cuda.Stream:
         """The side stream of a device."""
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
 
 

@@ -206,4 +206,4 @@ def _add_values(running: RunningDigest, tensor: torch.Tensor) -> None:
         return
     raw = flat.view(torch.uint8)
     for start in range(0, raw.numel(), STAGING_BYTES):
-        running.update(memoryview(raw[start : start + STAGING_BYTES].cpu().numpy()))
+        running.update(raw[start : start + STAGING_BYTES].cpu().numpy().data)

@@ -20,7 +20,7 @@ def capture() -> dict[str, Any]:
     numpy_random = _numpy_random()
     if numpy_random is not None:
         states["numpy"] = numpy_random.get_state(legacy=False)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
 

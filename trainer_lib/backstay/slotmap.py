@@ -3,7 +3,7 @@
 The rule for slot files: they are created once and used for ever, also by the next process of the
 rank. They are never renamed, re-created or truncated: a reader may hold a lock on or a mapping of
 them. They only grow, in place, behind the bytes that any manifest names, so a reader never notices.
-Where room runs out while one grows, the new part is given back by punching a hole; its length stays.
+Where room runs out while one grows, the new part is given back by punching a hole, not its length.
 
 Storing into a page that the volume has no room for would kill the process (SIGBUS), so a slot
 counts only from the moment at which every page of it was populated. Called by capture only.
@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
@@ -67,18 +68,16 @@ class Mapping:
 
     def register(self) -> str:
         """Page-lock it for CUDA. Returns why that failed; copies then only block their thread."""
-        code = int(
-            torch.cuda.cudart().cudaHostRegister(
-                self._address, self.size, CUDA_HOST_REGISTER_PORTABLE
-            )
-        )
+        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(cudart.cudaHostRegister(self._address, self.size, CUDA_HOST_REGISTER_PORTABLE))
         self._registered = code == 0
         return "" if self._registered else f"cudaHostRegister of {self.size} bytes: error {code}"
 
     def unregister(self) -> None:
         """Before it is dropped; nothing may be copying into it."""
         if self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self._address)
+            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            cudart.cudaHostUnregister(self._address)
             self._registered = False
 
 
@@ -263,7 +262,8 @@ class SlotMap:
         """Make every page present. Returns an error number, 0 if all are."""
         _libc.madvise(address, size, MADV_HUGEPAGE)  # helps where the mount allows, else nothing
         starts = iter(range(0, size, PIECE_BYTES))
-        lock, failures = threading.Lock(), []
+        lock = threading.Lock()
+        failures: list[int] = []
 
         def work() -> None:
             while not failures:

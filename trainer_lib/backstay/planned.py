@@ -1,0 +1,133 @@
+"""The plan that is in force on one rank, with its layout and the places of its pieces in each slot.
+
+Called by capture, once a save. It decides when to plan: with all ranks at the first save of an
+attempt and when told to; never otherwise, since the others would not come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from backstay import plan
+from backstay.objects import Encoded
+from backstay.shardfile import Frame, HeaderFull, Item, Layout
+from backstay.slotmap import Mapping, Slot
+from backstay.structure import Structure
+from backstay_protocol.names import rank_name
+
+logger = logging.getLogger("backstay")
+
+
+@dataclass(eq=False)
+class Planned:
+    """A structure with its plan and layout, and where each slot has its pieces."""
+
+    structure: Structure
+    plan: plan.Plan
+    layout: Layout
+    taken: frozenset[str]
+    """Names that tensors inside values must not use."""
+    left_alone: bool
+    """The structure changed here only: the others still go by the plan before."""
+    views: dict[int, tuple[Mapping, list[torch.Tensor]]] = field(default_factory=dict)
+
+    def views_in(self, slot: Slot, mapping: Mapping) -> list[torch.Tensor]:
+        """The pieces' places in a slot; made once for each mapping."""
+        known = self.views.get(slot.index)
+        if known is None or known[0] is not mapping:
+            places = zip(self.layout.items, self.layout.starts, strict=True)
+            made = [mapping.view(start, item.dtype, item.shape) for item, start in places]
+            self.views[slot.index] = known = (mapping, made)
+        return known[1]
+
+
+class Planner:
+    """Keeps the plan of one rank."""
+
+    def __init__(
+        self,
+        take_apart: Callable[[], Structure],
+        gather: Callable[[], plan.Gather | None],
+        rank: int,
+        world_size: int,
+        replan_wanted: Callable[[bool], None],
+    ) -> None:
+        """`take_apart` walks the entries. `replan_wanted` tells the leader, or takes it back."""
+        self._take_apart = take_apart
+        self._gather = gather
+        self._rank, self._world_size = rank, world_size
+        self._replan_wanted = replan_wanted
+        self._began = False
+        self.current: Planned | None = None
+
+    def for_save(self, replan: bool) -> Planned:
+        """The plan for a save now. Collective in the first save and with `replan`, else local.
+
+        Raises UnsupportedValue when the entries can't be taken apart any more.
+        """
+        current = self.current
+        if replan or not self._began:
+            return self._with_all_ranks()
+        if current is not None and current.structure.unchanged():
+            return current
+        if self._world_size == 1:
+            return self._with_all_ranks()
+        return self._alone()
+
+    def _with_all_ranks(self) -> Planned:
+        """Take part in the gather whatever is wrong here: the other ranks are waiting in it."""
+        self._began, self.current = True, None
+        gather = self._gather() if self._world_size > 1 else None
+        try:
+            structure = self._take_apart()
+        except BaseException:
+            if gather is not None:
+                gather(plan.NOTHING)
+            raise
+        made = plan.make_plan(structure, self._rank, self._world_size, gather)
+        for doubt in made.doubts:
+            logger.warning("%s", doubt)
+        self._replan_wanted(False)
+        self.current = self._lay_out(structure, made, left_alone=False)
+        return self.current
+
+    def _alone(self) -> Planned:
+        """Only here the structure changed. Save all that it holds, until all ranks plan anew."""
+        self.current = None
+        structure = self._take_apart()
+        gather_is_possible = self._gather() is not None
+        if gather_is_possible:
+            self._replan_wanted(True)
+            logger.warning(
+                "rank %d has other tensors than at the last plan; until all ranks plan anew it "
+                "saves everything that it holds, if that fits into its slots",
+                self._rank,
+            )
+        made = plan.local_plan(structure, self._rank, self._world_size)
+        self.current = self._lay_out(structure, made, left_alone=gather_is_possible)
+        return self.current
+
+    def _lay_out(self, structure: Structure, made: plan.Plan, *, left_alone: bool) -> Planned:
+        layout = Layout(made.items, self._rank, aliases=structure.aliases)
+        taken = {tensor.name for tensor in structure.tensors} | set(structure.aliases)
+        return Planned(structure, made, layout, frozenset(taken), left_alone)
+
+    def frame(self, current: Planned, encoded: Encoded) -> tuple[Planned, list[Item], Frame]:
+        """Header and places of one save; a new layout where the header does not suffice."""
+        extras = [
+            Item(self._own(name), tensor.dtype, tuple(tensor.shape), (0,) * tensor.ndim)
+            for name, tensor in encoded.tensors
+        ]
+        try:
+            return current, extras, current.layout.frame(extras, len(encoded.json))
+        except HeaderFull:
+            aliases = current.structure.aliases
+            layout = Layout(current.plan.items, self._rank, extras=extras, aliases=aliases)
+            self.current = replace(current, layout=layout, views={})
+            return self.current, extras, layout.frame(extras, len(encoded.json))
+
+    def _own(self, name: str) -> str:
+        return name if self._world_size == 1 else rank_name(self._rank, name)
