@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 from backstay_protocol import codec
 from backstay_protocol.clock import Clock
 from backstay_protocol.control import State
+from backstay_protocol.errors import BackstayError
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.layout import DiskLayout, MemoryLayout
+from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
 from backstay_protocol.messages import (
     GO,
     AgentStatus,
@@ -55,6 +56,7 @@ from backstay_sidecar.errors import ApiError
 from backstay_sidecar.events import Events
 from backstay_sidecar.metrics import Metrics
 from backstay_sidecar.replication.control import ControlBlocks
+from backstay_sidecar.replication.gate import Gated
 from backstay_sidecar.replication.keeper import REFUSED, Keeper
 from backstay_sidecar.replication.prestop import Prestop
 from backstay_sidecar.replication.progress import Progress
@@ -68,9 +70,14 @@ from backstay_sidecar.settings import Settings
 from backstay_sidecar.tiers.base import Tier, WritableTier
 from backstay_sidecar.tiers.disk import DiskStore, HeldTier
 from backstay_sidecar.tiers.memory import MemoryTier
+from backstay_sidecar.tiers.neighbor import Neighbor, NeighborTier
+from backstay_sidecar.tiers.remote import RemoteTier
+from backstay_sidecar.tiers.remote_store import RemoteStore
+from backstay_sidecar.transfer.upload import UploadSettings
 
 FOLDER_MODE = 0o2770
 PROXY_SECONDS = 10.0
+PROBE_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -111,7 +118,9 @@ class Agent:
         if self.disk is not None:
             self.local = DiskStore(self.disk.shards, LOCAL, self.replica, topology.run)
             self.held = HeldTier(self.disk, self.replica, topology.run)
-        self.remote_store = None
+        self.remote_store = _remote_store(settings)
+        self.remote = self._make_remote()
+        self._neighbor: Neighbor | None = None
 
     def _make_parts(self, settings: Settings) -> None:
         topology, clock, emit = self.topology, self.clock, self.events.emit
@@ -169,8 +178,37 @@ class Agent:
             emit=emit,
         )
 
+    def _make_remote(self) -> Gated | None:
+        tier, store = self.topology.tiers.remote, self.remote_store
+        if tier is None or store is None:
+            return None
+        layout = RemoteLayout(tier.prefix, self.topology.run)
+        return Gated(
+            RemoteTier(
+                store,
+                layout,
+                settings=UploadSettings(concurrency=tier.concurrency),
+                clock=self.clock,
+            ),
+            attempt=lambda: self.word().attempt,
+            probe=lambda: store.probe(layout.root),
+            recorded=lambda attempt: store.get(layout.base(attempt)) is not None,
+        )
+
     def _outer_tiers(self) -> dict[str, WritableTier]:
-        return {}
+        tiers: dict[str, WritableTier] = {}
+        if self.topology.tiers.neighbor is not None:
+            tiers[NEIGHBOR] = NeighborTier(
+                replica=self.replica,
+                address=self.settings.address,
+                neighbor=lambda: self._neighbor,
+                attempt=lambda: self.word().attempt,
+                headers=self.peers.headers,
+                clock=self.clock,
+            )
+        if self.remote is not None:
+            tiers[REMOTE] = self.remote
+        return tiers
 
     def _make_keeper(self) -> Keeper | None:
         if self.held is None:
@@ -201,6 +239,8 @@ class Agent:
         self.replicator.start()
         self.progress.start()
         self._in_background(self._keep_word())
+        if self.remote is not None:
+            self._in_background(self._probe_remote(self.remote))
         self.events.emit(
             "sidecar_started",
             run=self.topology.run,
@@ -244,6 +284,22 @@ class Agent:
         except OSError as error:
             self.events.emit("disk_failed", area=area.area, message=str(error))
             self.replicator.workers[LOCAL].trouble(error)
+
+    async def _probe_remote(self, remote: Gated) -> None:
+        """Tell early what is wrong with the store, and when it is right."""
+        worker = self.replicator.workers[REMOTE]
+        while True:
+            try:
+                await asyncio.to_thread(remote.probe)
+            except (BackstayError, OSError) as error:
+                if not worker.standing:
+                    self.events.emit("remote_unusable", message=str(error))
+                worker.standing = str(error)
+            else:
+                worker.standing = ""
+                self.replicator.notice()
+                return
+            await asyncio.sleep(PROBE_SECONDS)
 
     async def _keep_word(self) -> None:
         """Ranks come to their attempt after the word did: it is written again each second."""
@@ -317,6 +373,7 @@ class Agent:
         self._word = LeaderWord.of(reply, self.member.lineage, base)
         for replica, address in reply.addresses.items():
             self.peers.moved(replica, address)
+        self._follow_neighbor(reply)
         self._write_word()
         if reply.thin:
             self._in_background(asyncio.to_thread(self._thin, reply.attempt, reply.thin))
@@ -325,6 +382,17 @@ class Agent:
         if old is None or old.version != reply.version:
             self.replicator.notice()
             self.prestop.news()
+
+    def _follow_neighbor(self, reply: ProgressReply) -> None:
+        keeper = reply.neighbors.get(self.replica)
+        address = "" if keeper is None else reply.addresses.get(keeper, "")
+        if keeper is None or keeper == self.replica:
+            neighbor = None
+        else:
+            neighbor = Neighbor(keeper, address or self.topology.address_of(keeper))
+        old, self._neighbor = self._neighbor, neighbor
+        if neighbor is not None and (old is None or old.replica != neighbor.replica):
+            self.replicator.neighbor_changed()
 
     def _write_word(self) -> None:
         if self.reply is not None and self.reply.attempt == self.member.attempt:
@@ -371,7 +439,8 @@ class Agent:
     ) -> None:
         here = await asyncio.to_thread(self.replicator.look)
         missing = [plan for plan in plans if (base, plan.rank) not in here.shards]
-        elsewhere = Elsewhere(self.replica, self.peers.url, self.peers.headers, None)
+        open_remote = self.remote.open if self.remote is not None else None
+        elsewhere = Elsewhere(self.replica, self.peers.url, self.peers.headers, open_remote)
         made = await refill(base, missing, local, elsewhere, cancel, self.events.emit)
         if made:
             self.events.emit("base_copied", checkpoint=base, shards=made)
@@ -499,3 +568,17 @@ class Agent:
         except FileNotFoundError as error:
             raise ApiError(404, errors.NOT_FOUND, str(error)) from error
         return codec.loads(reply, data)
+
+
+def _remote_store(settings: Settings) -> RemoteStore | None:
+    tier, credentials = settings.topology.tiers.remote, settings.credentials
+    if tier is None or credentials is None:
+        return None
+    return RemoteStore(
+        endpoint=tier.endpoint,
+        bucket=tier.bucket,
+        access_key=credentials.access_key,
+        secret_key=credentials.secret_key,
+        session_token=credentials.session_token,
+        region=tier.region,
+    )

@@ -72,6 +72,10 @@ class Settings:
             )
         if not os.path.isabs(self.volume):
             raise SettingsError(f"the memory volume {self.volume!r} must be an absolute path")
+        if self.topology.tiers.remote is not None and self.credentials is None:
+            raise SettingsError(
+                f"the topology has a remote tier: set {ENV_S3_ACCESS_KEY} and {ENV_S3_SECRET_KEY}"
+            )
         for token in self.tokens:
             if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
                 raise SettingsError(

@@ -25,17 +25,29 @@ class Gated:
         self,
         tier: WritableTier,
         attempt: Callable[[], int],
+        probe: Callable[[], None],
         recorded: Callable[[int], bool],
     ) -> None:
-        """`attempt`: the one followed now, 0: none; `recorded` asks the store (it blocks)."""
+        """`attempt`: the one followed now, 0: none; the others ask the store (they block):
+        `probe` raises if it does not do what is needed, `recorded`: is the attempt's base there.
+        """
         self.name = tier.name
         self._tier = tier
         self._attempt = attempt
+        self._probe = probe
         self._recorded = recorded
+        self._probed = False
         self._known = 0
+
+    def probe(self) -> None:
+        """Prove once that the store can be used. Raises Unreachable with what is wrong."""
+        if not self._probed:
+            self._probe()
+            self._probed = True
 
     def put(self, shard: ShardReader, cancel: Event) -> Manifest:
         """As the tier's; raises Unreachable while the attempt is not recorded."""
+        self.probe()
         attempt = self._attempt()
         if attempt != self._known:
             if not attempt or not self._recorded(attempt):

@@ -118,7 +118,7 @@ class Keeper:
             try:
                 writer = await asyncio.to_thread(self._store.begin, manifest)
             except (OSError, BackstayError) as error:
-                return ReplicaReply(status=REFUSED, why=str(error))
+                return ReplicaReply(status=REFUSED, why=_named(error))
             if key in self._jobs:  # a second offer came while the room was made
                 writer.__exit__()
                 return ReplicaReply(status=PULLING)
@@ -167,7 +167,7 @@ class Keeper:
         if not isinstance(error, (OSError, BackstayError)):
             log.error("pulling rank %s of %s", key[1], key[0], exc_info=error)
         self._meter.failed(NEIGHBOR)
-        self._failures[key] = f"{type(error).__name__}: {error}"
+        self._failures[key] = _named(error)
         self._emit(
             "pull_failed",
             checkpoint=key[0],
@@ -207,6 +207,11 @@ class Keeper:
         if offer.owner == self._replica:
             return "a sidecar keeps no copies for itself"
         return ""
+
+
+def _named(error: BaseException) -> str:
+    """The error's kind goes first: the offerer tells by it what to do."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _misfit(offer: ReplicaOffer, manifest: Manifest, run: str) -> str:

@@ -374,7 +374,7 @@ class Replicator:
         return TierState(
             tier=name,
             ok=not trouble and (worker is None or not worker.degraded),
-            message=trouble or (worker.retry.message if worker is not None else ""),
+            message=trouble or (worker.message if worker is not None else ""),
             newest=newest,
             newest_time=self.here.created.get(newest, 0.0) if newest is not None else 0.0,
             backlog=worker.backlog if worker is not None else len(self._sealing),
@@ -391,9 +391,9 @@ class Replicator:
         for worker in self.workers.values():
             if worker.degraded and worker.name not in self._degraded:
                 self._degraded.add(worker.name)
-                self._emit("tier_degraded", tier=worker.name, message=worker.retry.message)
+                self._emit("tier_degraded", tier=worker.name, message=worker.message)
                 self._changed()
-            elif worker.name in self._degraded and not worker.retry.failures:
+            elif worker.name in self._degraded and not worker.message:
                 self._degraded.discard(worker.name)
                 self._emit("tier_recovered", tier=worker.name, backlog=worker.backlog)
                 self._changed()

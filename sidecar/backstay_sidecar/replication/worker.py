@@ -7,6 +7,7 @@ One per tier, so that a tier that is down or hangs holds up no other. The order 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -20,8 +21,10 @@ from backstay_protocol.errors import BackstayError, Cancelled, CorruptData
 from backstay_protocol.manifest import Manifest
 
 from backstay_sidecar.replication.retry import Retry
-from backstay_sidecar.replication.wanted import Shard
-from backstay_sidecar.tiers.base import ShardReader, WritableTier
+from backstay_sidecar.replication.wanted import Shard, ShardKey
+from backstay_sidecar.tiers.base import ShardReader, Unfit, WritableTier
+
+ASIDE_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,9 @@ class TierWorker:
         self._wake = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, f"tier-{tier.name}")
         self.busy = False
+        self.standing = ""
+        """A trouble that is not a transfer's (a store that fails its probe); empty: none."""
+        self._set_aside: dict[ShardKey, float] = {}
 
     @property
     def name(self) -> str:
@@ -76,12 +82,12 @@ class TierWorker:
     @property
     def backlog(self) -> int:
         """Shards that wait, the one under way included."""
-        return len(self._queue())
+        return len(self._waiting())
 
     @property
     def degraded(self) -> bool:
-        """It has failed for longer than its budget."""
-        return self.retry.degraded(self._clock.monotonic())
+        """It has failed for longer than its budget, or can't work at all."""
+        return bool(self.standing) or self.retry.degraded(self._clock.monotonic())
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -95,9 +101,9 @@ class TierWorker:
         """Move shards for ever."""
         while True:
             self._wake.clear()
-            waiting = self._queue()
+            waiting = self._waiting()
             if not waiting:
-                await self._wake.wait()
+                await self._until_woken()
                 continue
             if pause := self.retry.pause(self._clock.monotonic()):
                 await asyncio.sleep(pause)
@@ -112,6 +118,22 @@ class TierWorker:
         """Let the thread go; a hung transfer is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    @property
+    def message(self) -> str:
+        """What is wrong; empty: nothing."""
+        return self.standing or self.retry.message
+
+    def _waiting(self) -> list[Shard]:
+        now = self._clock.monotonic()
+        self._set_aside = {key: until for key, until in self._set_aside.items() if until > now}
+        return [shard for shard in self._queue() if shard.key not in self._set_aside]
+
+    async def _until_woken(self) -> None:
+        """With something set aside not for ever: its time comes again."""
+        seconds = ASIDE_SECONDS if self._set_aside else None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+
     async def _move(self, shard: Shard) -> None:
         begun = self._clock.monotonic()
         loop = asyncio.get_running_loop()
@@ -121,8 +143,12 @@ class TierWorker:
             # Overwritten or thinned meanwhile: the next look at what is here drops it. A folder
             # that vanished in the tier itself looks the same and must not spin.
             self._failed(shard, error)
-        except Cancelled:
-            self.retry = self.retry.failed(self._clock.monotonic(), "", random.random())
+        except (Unfit, Cancelled) as error:
+            # Of this shard only (it is under a deletion intent, or has a form that the tier can't
+            # take), or the end of this process.
+            self._set_aside[shard.key] = self._clock.monotonic() + ASIDE_SECONDS
+            if not self._cancel.is_set():
+                self._moves.failed(self.name, shard, error, first=True)
         except (BackstayError, OSError) as error:
             self._failed(shard, error)
         except Exception as error:  # one bad shard must not end the tier's worker

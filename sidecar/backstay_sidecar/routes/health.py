@@ -28,7 +28,8 @@ def router(agent: Agent) -> APIRouter:
         """The process is up; never: something was restored."""
         return Response("ok\n", media_type="text/plain")
 
-    @routes.api_route(URL_PRESTOP, methods=["GET", "POST"], **documented(examples.FLUSH_REPLY))
+    @routes.post(URL_PRESTOP, operation_id="prestop_post", **documented(examples.FLUSH_REPLY))
+    @routes.get(URL_PRESTOP, **documented(examples.FLUSH_REPLY))
     async def prestop() -> Response:
         """One common save; answered when it is safe, or 20 s before the grace is over."""
         return reply(await agent.prestop.wait())

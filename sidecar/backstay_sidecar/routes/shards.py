@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 from backstay_protocol.errors import CorruptData
 from backstay_protocol.ids import CheckpointId
@@ -44,17 +44,18 @@ def router(agent: Agent) -> APIRouter:
     """The routes, bound to one agent."""
     routes = APIRouter(tags=["shards"])
 
-    @routes.api_route(
-        URL_SHARD,
-        methods=["GET", "HEAD"],
-        response_class=Response,
-        responses={
+    bytes_of: dict[str, Any] = {
+        "response_class": Response,
+        "responses": {
             **ERRORS,
             200: {"description": "The whole shard, plain safetensors", **_BINARY},
             206: {"description": "The range", **_BINARY},
             416: {"description": "No such range", "model": ErrorReply},
         },
-    )
+    }
+
+    @routes.head(URL_SHARD, **bytes_of)
+    @routes.get(URL_SHARD, operation_id="shard", **bytes_of)
     async def shard(
         request: Request, checkpoint: Checkpoint, rank: int, tier: TierName = ""
     ) -> Response:

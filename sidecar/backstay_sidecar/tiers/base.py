@@ -1,7 +1,8 @@
 """What a tier is to the rest of the sidecar. One contract test runs against every implementation.
 
 All methods block; they are called in threads. Errors are the protocol's: `Unreachable` (try again
-later, proves nothing), `CorruptData` (proven bad), `OSError` (the disk's own words), `TierFull`.
+later, proves nothing), `CorruptData` (what was read is proven bad), `OSError` (the disk's own
+words), `TierFull`, `Unfit`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "ShardReader",
     "Tier",
     "TierFull",
+    "Unfit",
     "WritableTier",
     "copy_of",
 ]
@@ -30,6 +32,10 @@ __all__ = [
 
 class TierFull(BackstayError):
     """No room: the message says how much was needed and how much there is."""
+
+
+class Unfit(BackstayError):
+    """The tier can't take a shard of this form, now or later. It says nothing of other shards."""
 
 
 class ShardReader(Protocol):

@@ -30,7 +30,7 @@ from backstay_protocol.messages import ShardCopy
 from backstay_protocol.names import LOCAL, NEIGHBOR
 
 from backstay_sidecar.digest import fingerprint
-from backstay_sidecar.tiers.base import FileReader, ShardReader, TierFull, copy_of
+from backstay_sidecar.tiers.base import FileReader, ShardReader, TierFull, Unfit, copy_of
 from backstay_sidecar.tiers.onepass import one_pass
 from backstay_sidecar.transfer.odirect import ALIGNMENT, DirectFile
 
@@ -98,7 +98,7 @@ class DiskStore:
     def begin(self, manifest: Manifest) -> DiskWriter:
         """Reserve room for one shard. Raises TierFull or OSError."""
         if manifest.chunk_size % ALIGNMENT:
-            raise CorruptData(
+            raise Unfit(
                 f"rank {manifest.rank} of {manifest.checkpoint}: chunk size {manifest.chunk_size} "
                 f"is no multiple of {ALIGNMENT}, which a disk can't take"
             )

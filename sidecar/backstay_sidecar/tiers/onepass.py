@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Protocol
 
-from backstay_protocol.errors import BackstayError, Cancelled, CorruptData, DigestMismatch
+from backstay_protocol.errors import BackstayError, Cancelled, DigestMismatch
 from backstay_protocol.manifest import Manifest
 
 from backstay_sidecar.digest import digest
-from backstay_sidecar.tiers.base import ShardReader
+from backstay_sidecar.tiers.base import ShardReader, Unfit
 
 NUM_BUFFERS = 3
 NUM_WRITERS = 2
@@ -50,11 +50,11 @@ def one_pass(
     stall_seconds: float = SINK_STALL_SECONDS,
 ) -> PassResult:
     """Read and digest the whole shard. A sealed one is verified: DigestMismatch at the first bad
-    chunk. Raises Cancelled, CorruptData, OSError of the reader.
+    chunk. Raises Cancelled, Unfit, and CorruptData or OSError of the reader.
     """
     manifest = shard.manifest
     if manifest.chunk_size > MAX_CHUNK_BYTES:
-        raise CorruptData(
+        raise Unfit(
             f"rank {manifest.rank} of {manifest.checkpoint}: chunks of {manifest.chunk_size} "
             f"bytes; at most {MAX_CHUNK_BYTES} are read"
         )
