@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from support.restore_fakes import Events, FakeShelf, FakeStore, pod, topology
-
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.errors import Unreachable
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
@@ -41,6 +39,7 @@ from backstay_protocol.topology import PodIdentity, Topology
 from backstay_sidecar.restore.member import Member
 from backstay_sidecar.restore.remote_book import RemoteBook
 from backstay_sidecar.restore.round_driver import Begun, RoundDriver
+from support.restore_fakes import Events, FakeShelf, FakeStore, pod, topology
 
 _nonces = itertools.count(1)
 

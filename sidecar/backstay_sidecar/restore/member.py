@@ -104,6 +104,8 @@ class _Desk:
     """Nonces of processes that gave way to newer ones."""
     decision: LeaderDecision | None = None
     resolved: Decision | None = None
+    loaded: LeaderDecision | None = None
+    """The last one that got its go-ahead."""
     failure: str = ""
     message: str = "joining"
     ended: _Ended | None = None
@@ -222,7 +224,7 @@ class Member:
     @property
     def decision(self) -> LeaderDecision | None:
         """What is being loaded, or was loaded last."""
-        return self._desk.decision
+        return self._desk.decision or self._desk.loaded
 
     # --- trainers -----------------------------------------------------------------------------
 
@@ -516,7 +518,7 @@ class Member:
             nonces = {rank: joined.request.nonce for rank, joined in desk.joins.items()}
             desk.ended = _Ended(asked.round, nonces, reply)
             desk.joins.clear()
-            desk.decision = desk.resolved = None
+            desk.loaded, desk.decision, desk.resolved = desk.decision, None, None
             desk.version += 1
             self._emit("restore_done", attempt=self.promised, round=asked.round)
         else:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from backstay_protocol import rounds
 from backstay_protocol.clock import Clock
-from backstay_protocol.errors import BackstayError
+from backstay_protocol.errors import BackstayError, Unreachable
 from backstay_protocol.faults import fault
 from backstay_protocol.messages import (
     FAILED,
@@ -306,7 +306,8 @@ class RoundDriver:
         return rounds.BaseWritten(attempt)
 
     async def _remotely(self, work: Callable[[RemoteBook], R]) -> R:
-        assert self._book is not None
+        if self._book is None:
+            raise Unreachable("this sidecar was given no access to the remote tier")
         async with asyncio.timeout(REMOTE_SECONDS):
             return await self._book.call(work)
 

@@ -6,11 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.restore_fakes import FakeStore, copy, remote_tier
-from support.round_world import World
-
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import BadSource
+from support.restore_fakes import FakeStore, copy, remote_tier
+from support.round_world import World
 
 FIRST = 7_000_001
 

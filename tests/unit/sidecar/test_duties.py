@@ -1,0 +1,425 @@
+"""What the leader tells every sidecar between two restores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from backstay_protocol.control import State
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.messages import (
+    Inventory,
+    Policy,
+    ProgressReply,
+    ProgressRequest,
+    RankProgress,
+    ShardCopy,
+    TierState,
+)
+from backstay_protocol.records import AttemptRecord, CommitRecord
+from backstay_protocol.topology import (
+    LocalTier,
+    MemoryTier,
+    RemoteTier,
+    Retention,
+    Schedule,
+    Topology,
+)
+from backstay_sidecar.restore.duties import Duties, RemoteKnown
+from support.restore_fakes import copy, remote_tier, topology
+
+A = 7_000_002
+BASE = CheckpointId(5, 7_000_001)
+RECORD = AttemptRecord(
+    attempt=A, base=BASE, chain=((7_000_001, 5),), world_size=2, replicas=2, ran=True
+)
+
+
+class Job:
+    """Duties of a two-replica job, a clock, and what its sidecars say."""
+
+    def __init__(self, of: Topology | None = None) -> None:
+        self.topology = of or topology(2, memory=MemoryTier(schedule=Schedule(every_steps=10)))
+        self.duties = Duties(self.topology, 100)
+        self.now = 1000.0
+        self.step = 10
+        self.copies: dict[int, list[ShardCopy]] = {0: [], 1: []}
+        self.published: dict[int, list[CheckpointId]] = {0: [], 1: []}
+        self.tiers: tuple[TierState, ...] = ()
+        self.rank: dict[str, Any] = {}
+        self.duties.begin(RECORD, self.now, self.now)
+
+    def hear(self, replica: int, **more: Any) -> None:
+        rank = RankProgress(
+            **{
+                "rank": replica,
+                "step": self.step,
+                "step_time": self.now,
+                "published_step": 0,
+                "attempt": A,
+                "state": State.TRAINING,
+                **self.rank,
+            }
+        )
+        request = ProgressRequest(
+            **{
+                "replica": replica,
+                "generation": 7,
+                "attempt": A,
+                "ranks": (rank,),
+                "published": {replica: tuple(self.published[replica])},
+                "inventory": Inventory(copies=tuple(self.copies[replica])),
+                "tiers": self.tiers,
+                **more,
+            }
+        )
+        self.duties.take(request, self.now)
+
+    def word(self, seconds: float = 0.0, steps: int = 0, waiting: tuple[int, ...] = ()) -> Any:
+        """Time and training pass, both sidecars report, the leader speaks."""
+        self.now += seconds
+        self.step += steps
+        for replica in range(2):
+            self.hear(replica)
+        return self.duties.speak(self.duties.look(self.now, self.now, waiting))
+
+    def publish(self, step: int, replicas: tuple[int, ...] = (0, 1)) -> CheckpointId:
+        checkpoint = CheckpointId(step, A)
+        for replica in replicas:
+            self.published[replica].append(checkpoint)
+        return checkpoint
+
+    def put(self, step: int, tier: str, replicas: tuple[int, ...] = (0, 1)) -> CheckpointId:
+        """Shards of these replicas' ranks; a neighbor copy lies at the other replica."""
+        for replica in replicas:
+            holder = 1 - replica if tier == "neighbor" else replica
+            self.copies[holder].append(copy(step, A, replica, tier, holder))
+        return CheckpointId(step, A)
+
+
+def with_remote(
+    schedule: Schedule | None = None,
+    memory: Schedule | None = None,
+    **more: Any,
+) -> Topology:
+    tier = remote_tier()
+    if schedule is not None:
+        tier = RemoteTier(endpoint=tier.endpoint, bucket=tier.bucket, schedule=schedule)
+    return topology(
+        2,
+        remote=tier,
+        memory=MemoryTier(schedule=memory or Schedule(every_steps=10)),
+        **more,
+    )
+
+
+def commit_of(checkpoint: CheckpointId) -> CommitRecord:
+    return CommitRecord(
+        checkpoint=checkpoint,
+        world_size=2,
+        plan="plan",
+        chunk_size=64,
+        chain=(),
+        shards=(),
+        created=1.0,
+    )
+
+
+def test_a_step_counts_once_every_rank_has_published_it() -> None:
+    job = Job()
+    job.publish(20, replicas=(0,))
+    assert job.word().complete_step == 0
+    job.publish(20, replicas=(1,))
+    word = job.word()
+    assert word.complete_step == 20
+    assert word.complete["memory"] == (CheckpointId(20, A),)
+
+
+def test_shards_that_turn_out_to_be_of_two_plans_are_not_complete_in_memory() -> None:
+    job = Job()
+    checkpoint = job.publish(20)
+    job.copies[0].append(copy(20, A, 0, "memory", 0, plan="one"))
+    job.copies[1].append(copy(20, A, 1, "memory", 1, plan="local"))
+    word = job.word()
+    assert checkpoint not in word.complete["memory"]
+    assert word.complete_step == 0
+
+
+def test_each_tier_is_complete_by_itself_and_only_history_counts() -> None:
+    job = Job()
+    local = job.put(20, "local")
+    job.put(20, "neighbor", replicas=(0,))
+    job.copies[0].append(copy(9, 7_000_001, 0, "local", 0))  # after the base: off the lineage
+    job.copies[1].append(copy(9, 7_000_001, 1, "local", 1))
+    word = job.word()
+    assert word.complete["local"] == (local,)
+    assert word.complete["neighbor"] == ()
+
+
+def test_the_version_grows_only_when_something_else_is_said() -> None:
+    job = Job()
+    first = job.word()
+    assert job.word().version == first.version
+    job.publish(20)
+    assert job.word().version == first.version + 1
+
+
+def test_before_an_attempt_has_begun_the_word_counts_nowhere() -> None:
+    duties = Duties(topology(2), 5)
+    word = duties.speak(duties.look(1.0, 1.0))
+    assert word.attempt == 0
+
+
+def test_the_word_of_a_replaced_pod_is_not_heard() -> None:
+    job = Job()
+    job.word()
+    request = ProgressRequest(replica=1, generation=6, attempt=A)
+    assert not job.duties.take(request, job.now)
+
+
+def test_a_leader_whose_sidecars_are_in_a_newer_attempt_says_nothing_more() -> None:
+    job = Job()
+    job.word()
+    job.duties.take(ProgressRequest(replica=1, generation=8, attempt=8_000_001), job.now)
+    word = job.duties.speak(job.duties.look(job.now, job.now))
+    assert word.attempt == 0
+    assert "8000001" in word.message
+
+
+def test_a_shard_leaves_only_when_a_newer_checkpoint_is_in_local_and_neighbor() -> None:
+    job = Job(topology(2, local=LocalTier(root="/x", retention=Retention(keep_last=1))))
+    older, newer = job.put(20, "local"), job.put(30, "local")
+    job.put(20, "neighbor")
+    assert job.word().thin == ()
+    job.put(30, "neighbor")
+    word = job.word()
+    assert word.thin == (older,)
+    assert newer not in word.thin
+
+
+def test_nothing_is_thinned_while_a_sidecar_is_not_heard() -> None:
+    job = Job(topology(2, local=LocalTier(root="/x", retention=Retention(keep_last=1))))
+    for step in (20, 30):
+        job.put(step, "local")
+        job.put(step, "neighbor")
+    assert job.word().thin
+    job.now += 60
+    job.hear(0)
+    assert job.duties.speak(job.duties.look(job.now, job.now)).thin == ()
+
+
+def test_what_waits_for_the_remote_tier_is_not_thinned() -> None:
+    job = Job(with_remote(local=LocalTier(root="/x", retention=Retention(keep_last=1))))
+    waiting = job.put(20, "local")
+    job.put(30, "local")
+    for step in (20, 30):
+        job.put(step, "neighbor")
+    assert waiting not in job.word().thin
+    job.duties.remote = RemoteKnown(commits={CheckpointId(30, A): commit_of(CheckpointId(30, A))})
+    assert waiting in job.word().thin
+
+
+def test_a_pinned_checkpoint_is_kept_and_an_unpinned_one_goes() -> None:
+    job = Job(topology(2, local=LocalTier(root="/x", retention=Retention(keep_last=1))))
+    pinned = job.put(20, "local")
+    job.put(30, "local")
+    for step in (20, 30):
+        job.put(step, "neighbor")
+    job.duties.ask(f"pin {pinned}")
+    word = job.word()
+    assert (pinned in word.thin, word.pinned) == (False, (pinned,))
+    job.duties.ask(f"unpin {pinned}")
+    assert pinned in job.word().thin
+
+
+def test_a_forced_save_is_announced_ahead_of_every_rank_and_ends_when_all_have_passed() -> None:
+    job = Job()
+    job.word()
+    job.word(seconds=2.0, steps=20)  # ten steps a second
+    job.duties.ask("save")
+    order = job.word().orders.save_at_step
+    assert order < -(job.step + 10)
+    job.duties.ask("save")  # asked again, it is the same save
+    assert job.word(seconds=1.0, steps=10).orders.save_at_step == order
+    job.step = -order
+    assert job.word(seconds=1.0).orders.save_at_step == 0
+    assert job.word(seconds=5.0, steps=5).orders.save_at_step == 0
+
+
+def test_memory_by_seconds_is_one_common_step_each_interval() -> None:
+    job = Job(topology(2, memory=MemoryTier(schedule=Schedule(every_seconds=30))))
+    assert job.word(seconds=1.0, steps=1).orders.save_at_step == 0
+    order = job.word(seconds=30.0, steps=30).orders.save_at_step
+    assert order > job.step
+    job.step = order
+    assert job.word(seconds=1.0).orders.save_at_step == 0
+    assert job.word(seconds=20.0, steps=20).orders.save_at_step == 0
+    assert job.word(seconds=15.0, steps=15).orders.save_at_step > order
+
+
+def test_no_step_is_announced_while_a_rank_is_missing() -> None:
+    job = Job()
+    job.duties.ask("save")
+    job.hear(0)
+    word = job.duties.speak(job.duties.look(job.now, job.now))
+    assert word.orders.save_at_step == 0
+    assert job.word().orders.save_at_step < 0
+
+
+def test_a_rank_whose_structure_changed_makes_all_plan_anew_at_one_save() -> None:
+    job = Job()
+    job.rank = {"replan_wanted": True}
+    word = job.word(seconds=1.0, steps=5)
+    assert word.orders.replan_at_step == word.orders.save_at_step > job.step
+    job.rank = {}
+    job.step = word.orders.replan_at_step
+    word = job.word(seconds=1.0)
+    assert (word.orders.replan_at_step, word.orders.save_at_step) == (0, 0)
+
+
+def test_a_growing_backlog_widens_the_interval_for_all_and_none_narrows_it_again() -> None:
+    job = Job()
+    assert job.word(steps=10).orders.every_steps == 10
+    job.tiers = (TierState(tier="local", backlog=4),)
+    wide = job.word(seconds=30.0, steps=30)
+    assert wide.orders.every_steps == 20
+    assert wide.orders.every_from > job.step
+    job.tiers = (TierState(tier="local", backlog=0),)
+    job.step = wide.orders.every_from + 20
+    assert job.word(seconds=30.0).orders.every_steps == 10
+
+
+def test_a_tier_that_is_away_widens_nothing() -> None:
+    job = Job()
+    job.tiers = (TierState(tier="local", ok=False, message="disk full", backlog=50),)
+    assert job.word(seconds=30.0, steps=30).orders.every_steps == 10
+
+
+def test_a_policy_is_in_force_from_a_step_that_all_ranks_can_hear_of() -> None:
+    job = Job()
+    job.word(seconds=1.0, steps=5)
+    look = job.duties.look(job.now, job.now)
+    policy = job.duties.set_policy(Policy(every_steps=7), look)
+    orders = job.word().orders
+    assert (orders.every_steps, orders.every_from) == (7, policy.effective_from)
+    assert policy.effective_from > job.step
+
+
+def test_the_replica_that_hangs_furthest_behind_is_told_to_leave() -> None:
+    job = Job(topology(2, hang_seconds=60))
+    assert job.word(seconds=1.0, steps=1).orders.leave_attempt == 0
+    stuck = job.now
+    job.rank = {"step_time": stuck}
+    job.now += 61
+    job.hear(0)
+    job.step -= 1
+    job.hear(1)
+    orders = job.duties.speak(job.duties.look(job.now, job.now)).orders
+    assert (orders.leave_attempt, orders.leave_replica) == (A, 1)
+
+
+def test_ranks_that_train_on_while_others_wait_in_restore_are_told_to_leave() -> None:
+    job = Job()
+    assert job.word(waiting=(1,)).orders.leave_attempt == 0
+    orders = job.word(seconds=30.0, waiting=(1,)).orders
+    assert (orders.leave_attempt, orders.leave_replica) == (A, -1)
+
+
+def test_a_tier_by_seconds_takes_the_newest_complete_one_each_interval() -> None:
+    job = Job(with_remote(Schedule(every_seconds=100)))
+    assert "remote" not in job.word().persist
+    job.publish(20)
+    first = job.publish(30)
+    assert job.word().persist["remote"] == (first,)
+    job.publish(40)
+    assert job.word(seconds=50.0).persist["remote"] == (first,)
+    job.duties.remote = RemoteKnown(commits={first: commit_of(first)})
+    assert "remote" not in job.word(seconds=10.0).persist
+    assert job.word(seconds=60.0).persist["remote"] == (CheckpointId(40, A),)
+
+
+def test_people_can_send_one_checkpoint_to_every_tier() -> None:
+    job = Job(with_remote(Schedule(every_steps=1000)))
+    wanted = job.put(20, "local")
+    job.duties.ask(f"persist {wanted}")
+    persist = job.word().persist
+    assert persist == {"neighbor": (wanted,), "remote": (wanted,)}
+
+
+def test_the_remote_tier_may_be_written_only_after_claim_and_base() -> None:
+    job = Job(with_remote())
+    assert not job.word().may_upload
+    job.duties.remote = RemoteKnown(claims=frozenset({A}))
+    assert not job.word().may_upload
+    job.duties.remote = RemoteKnown(claims=frozenset({A}), base_recorded=True)
+    assert job.word().may_upload
+
+
+def test_what_is_under_an_intent_is_not_durable_any_more() -> None:
+    job = Job(with_remote())
+    gone = CheckpointId(20, A)
+    job.duties.remote = RemoteKnown(commits={gone: commit_of(gone)}, intents=frozenset({gone}))
+    word = job.word()
+    assert (word.durable, word.under_intent) == ((), (gone,))
+
+
+def test_the_base_the_last_durable_and_the_pinned_are_protected_from_people() -> None:
+    job = Job(with_remote())
+    durable, pinned = CheckpointId(20, A), CheckpointId(30, A)
+    job.duties.remote = RemoteKnown(commits={durable: commit_of(durable)})
+    job.duties.ask(f"pin {pinned}")
+    assert job.duties.protected() == {BASE, durable, pinned}
+
+
+def test_neighbours_are_another_node() -> None:
+    assert Job().word().neighbors == {0: 1, 1: 0}
+
+
+def test_a_flush_is_one_forced_save_that_is_done_when_the_outermost_tier_has_it() -> None:
+    job = Job(with_remote())
+    job.word(seconds=1.0, steps=5)
+    assert not job.duties.flush().durable
+    step = -job.word().orders.save_at_step
+    assert job.duties.flush().step == step
+    job.step = step
+    job.publish(step)
+    job.word(seconds=1.0)
+    assert not job.duties.flush().durable
+    job.duties.remote = RemoteKnown(
+        commits={CheckpointId(step, A): commit_of(CheckpointId(step, A))}
+    )
+    job.word(seconds=1.0)
+    reply = job.duties.flush()
+    assert (reply.step, reply.durable) == (step, True)
+
+
+def test_a_flush_when_nobody_trains_asks_only_for_what_is_there() -> None:
+    job = Job(with_remote())
+    job.rank = {"state": State.FINISHED}
+    last = job.publish(20)
+    job.word()
+    assert (job.duties.flush().step, job.duties.flush().durable) == (20, False)
+    job.duties.remote = RemoteKnown(commits={last: commit_of(last)})
+    job.word()
+    assert job.duties.flush().durable
+
+
+@pytest.mark.parametrize("words", ["dance", "pin", "pin x", "save now"])
+def test_words_that_mean_nothing_are_refused(words: str) -> None:
+    with pytest.raises(ValueError, match=r"request|checkpoint"):
+        Job().duties.ask(words)
+
+
+def test_a_new_leader_says_the_same_once_the_sidecars_have_told_it_again() -> None:
+    job = Job()
+    job.publish(20)
+    for tier in ("local", "neighbor"):
+        job.put(20, tier)
+    before = job.word()
+    job.duties = Duties(job.topology, 10_000)
+    job.duties.begin(RECORD, job.now, job.now)
+    after = job.word()
+    assert replace(after, version=before.version) == before
+    assert after.version > before.version
+    assert isinstance(after, ProgressReply)
