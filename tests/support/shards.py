@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from backstay import objects, rng
+from backstay.capture import RNG_KEY
 from backstay.digest import digest, fingerprint
-from backstay.load import RNG_KEY
 from backstay.plan import Plan
 from backstay.shardfile import Item, Layout
 from backstay.structure import Structure

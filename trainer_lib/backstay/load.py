@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from backstay import rng
 from backstay.boxes import Box, intersect, subtract
+from backstay.capture import ABSENT_GRADIENTS_KEY, RNG_KEY
 from backstay.catalog import Catalog, Saved, describe
 from backstay.errors import RestoreFailed, StructureMismatch
-from backstay.optimizer_state import create_gradients, create_states
+from backstay.optimizer_state import create_gradients, create_states, drop_gradients
 from backstay.restore import Loaded
 from backstay.saved_objects import OnWorldChange, SavedObjects, keep_or_merge
 from backstay.scatter import Piece, Targets
@@ -29,7 +30,6 @@ from backstay_protocol.faults import fault
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import Decision
 
-RNG_KEY = "__backstay__.rng"
 SHARDS_AT_ONCE = 4
 NAMES_SHOWN = 20
 
@@ -146,8 +146,11 @@ class _Load:
     def _objects(self, structure: Structure, objects: SavedObjects) -> dict[str, Any]:
         if self._same_world:
             return objects.own()
+        saved = objects.by_rank()
+        for values in saved.values():
+            values.pop(ABSENT_GRADIENTS_KEY, None)  # those of each rank, like their gradients
         values, left = keep_or_merge(
-            objects.by_rank(), structure.entries, self._settings.on_world_change, self._world_change
+            saved, structure.entries, self._settings.on_world_change, self._world_change
         )
         self._notes += left
         return values
@@ -183,6 +186,7 @@ class _Load:
 
     def _put(self, structure: Structure, values: dict[str, Any]) -> None:
         states = values.pop(RNG_KEY, None)
+        drop_gradients(structure.tensors, values.pop(ABSENT_GRADIENTS_KEY, ()))
         missing = structure.load_objects(values)
         if missing:
             self._notes.append(f"not in the checkpoint, left as they are: {', '.join(missing)}")
@@ -271,6 +275,7 @@ def _match(
         else:
             _fit(match, tensor, target, pieces)
     known = set(structure.aliases) | {tensor.name for tensor in structure.tensors}
+    known |= {row.partition(" torch.")[0] for row in structure.dtensor_rows}  # empty pieces too
     unused = [name for name in catalog.unused(used) if name not in known]
     keys = structure.objects() if unused else {}
     match.unexpected = [name for name in unused if not objects.owns(name, keys)]

@@ -7,7 +7,7 @@ load_state_dict, which aliases or casts. Nothing is filled here; memory comes wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from backstay.catalog import Described
@@ -77,6 +77,13 @@ def _device(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, key: str)
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     on_device = group.get("capturable") or group.get("fused")
     return parameter.device if on_device else torch.device("cpu")
+
+
+def drop_gradients(tensors: Iterable[NamedTensor], absent: Collection[str]) -> None:
+    """Take away the gradients that were None at the save; their bytes in the file mean nothing."""
+    for tensor in tensors:
+        if tensor.kind is Kind.GRADIENT and tensor.name in absent:
+            tensor.source.grad = None
 
 
 def create_gradients(tensors: Iterable[NamedTensor], saved: Mapping[str, Described]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from backstay import objects
+from backstay.capture import RNG_KEY
 from backstay.digest import binary_digest
 from backstay.errors import WorldSizeChanged
 from backstay.scatter import Piece, Targets
@@ -89,9 +90,11 @@ def keep_or_merge(
         elif callable(merge):
             values[key] = merge(saved)
         elif on_world_change == "reset":
-            left.append(f"{key}: another one on each saved rank, left as the script made it")
+            left.append(
+                f"{_for_people(key)}: another one on each saved rank, left as the script made it"
+            )
         else:
-            stuck.append(key)
+            stuck.append(_for_people(key))
     if stuck:
         raise WorldSizeChanged(
             f"the world changed from {change}, and each saved rank had its own {', '.join(stuck)}. "
@@ -116,6 +119,10 @@ def find(entries: Mapping[str, Any], path: str) -> Any:
         else:
             return None
     return thing
+
+
+def _for_people(key: str) -> str:
+    return "random number generators" if key == RNG_KEY else key
 
 
 def _fingerprint(value: Any) -> bytes:
