@@ -495,10 +495,6 @@ class ProgressReply:
     """Tier -> checkpoints chosen for it where its schedule is by seconds, or a person asked."""
     thin: tuple[CheckpointId, ...] = ()
     """Leave local and neighbor now."""
-    may_upload: bool = False
-    """Claim and base of this attempt stand in the remote tier: not a byte goes there before."""
-    under_intent: tuple[CheckpointId, ...] = ()
-    """About to be deleted from the remote tier: not uploaded again."""
     neighbors: dict[int, int] = field(default_factory=dict)
     """Replica -> replica that keeps its copies."""
     addresses: dict[int, str] = field(default_factory=dict)

@@ -81,6 +81,9 @@ class FakeStore:
         self._touch(f"delete {key}")
         self.objects.pop(key, None)
 
+    def probe(self, prefix: str = "") -> None:
+        self._touch(f"probe {prefix}")
+
     def presign_get(self, key: str, seconds: int) -> str:
         return f"https://store/{key}?for={seconds}"
 

@@ -213,8 +213,6 @@ class Duties:
             orders=self.orders.update(look),
             persist=persist,
             thin=self._thin(complete, persist, look.now),
-            may_upload=self.attempt in self.remote.claims and self.remote.base_recorded,
-            under_intent=tuple(sorted(self.remote.intents)),
             neighbors=ring.neighbors,
             addresses=dict(self._addresses),
             message="; ".join((*ring.warnings, self.remote.trouble)).strip("; "),

@@ -135,6 +135,10 @@ class RemoteStore(Protocol):
         """No error if it is not there."""
         ...
 
+    def probe(self, prefix: str = "") -> None:
+        """Prove that what a run needs works here; refuses a store without conditional create."""
+        ...
+
     def presign_get(self, key: str, seconds: int) -> str:
         """A URL that reads the object without credentials, for so long."""
         ...

@@ -58,7 +58,7 @@ class RemoteBook:
         self._bases: dict[int, AttemptRecord] = {}
         self._commits: dict[CheckpointId, CommitRecord] = {}
         self._manifests: dict[str, Manifest] = {}
-        self._beat = ""
+        self._probed = False
         self._readers = ThreadPoolExecutor(READERS, "backstay-book-read")
         self._callers = ThreadPoolExecutor(CALLERS, "backstay-book")
 
@@ -76,8 +76,12 @@ class RemoteBook:
     def claim(self, claim: Claim) -> Claim | None:
         """Take the number: None if it is ours now, else the claim that stands there.
 
-        Raises RunOwnedElsewhere if another living job owns the run.
+        Raises RunOwnedElsewhere if another living job owns the run, StoreRefused for a store that
+        would give the same number to two.
         """
+        if not self._probed:
+            self._store.probe(self._layout.root)
+            self._probed = True
         self.own()
         key = self._layout.claim(claim.attempt)
         if self._store.create(key, codec.dumps(claim)):

@@ -43,8 +43,10 @@ MAX_WAIT_SECONDS = 30.0
 PROMISE_SECONDS = 120.0
 """A promise seals the member's slots, a pass over all of them."""
 STORE_SECONDS = 15.0
-REMOTE_SECONDS = 60.0
-"""The store's client gives up long before; this bounds a hung thread."""
+CLAIM_SECONDS = 20.0
+"""A world in line goes on without its claim when the store hangs for so long."""
+LIST_SECONDS = 120.0
+"""A long listing takes a while; the store's client bounds each call of it."""
 
 
 class Begun(NamedTuple):
@@ -277,9 +279,9 @@ class RoundDriver:
     async def _claim(self, effect: rounds.MakeClaim) -> rounds.Event:
         claim = replace(effect.claim, created=self._clock.time())
         try:
-            standing = await self._remotely(lambda book: book.claim(claim))
-        except (BackstayError, OSError, TimeoutError) as error:
-            return rounds.ClaimUnreachable(claim.attempt, _words(error))
+            standing = await self._remotely(lambda book: book.claim(claim), CLAIM_SECONDS)
+        except (BackstayError, OSError) as error:
+            return rounds.ClaimUnreachable(claim.attempt, str(error))
         if standing is not None and standing.round != claim.round:
             return rounds.ClaimTaken(claim.attempt, standing.round, standing.owner)
         fault("claim.after")
@@ -287,17 +289,19 @@ class RoundDriver:
 
     async def _list(self, effect: rounds.ListRemote) -> rounds.Event:
         try:
-            view = await self._remotely(lambda book: book.view())
-        except (BackstayError, OSError, TimeoutError) as error:
-            return rounds.ListingFailed(effect.attempt, _words(error))
+            view = await self._remotely(lambda book: book.view(), LIST_SECONDS)
+        except (BackstayError, OSError) as error:
+            return rounds.ListingFailed(effect.attempt, str(error))
         return rounds.RemoteListed(effect.attempt, view)
 
     async def _write_base(self, effect: rounds.WriteBase) -> rounds.Event:
         attempt = effect.record.attempt
         try:
-            standing = await self._remotely(lambda book: book.write_base(effect.record))
-        except (BackstayError, OSError, TimeoutError) as error:
-            return rounds.BaseUnreachable(attempt, _words(error))
+            standing = await self._remotely(
+                lambda book: book.write_base(effect.record), CLAIM_SECONDS
+            )
+        except (BackstayError, OSError) as error:
+            return rounds.BaseUnreachable(attempt, str(error))
         if standing.base != effect.record.base:
             return rounds.BaseUnreachable(
                 attempt, f"another base, {standing.base}, is recorded for attempt {attempt}"
@@ -305,14 +309,11 @@ class RoundDriver:
         fault("base.after")
         return rounds.BaseWritten(attempt)
 
-    async def _remotely(self, work: Callable[[RemoteBook], R]) -> R:
+    async def _remotely(self, work: Callable[[RemoteBook], R], seconds: float) -> R:
         if self._book is None:
             raise Unreachable("this sidecar was given no access to the remote tier")
-        async with asyncio.timeout(REMOTE_SECONDS):
-            return await self._book.call(work)
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return f"the remote tier did not answer within {REMOTE_SECONDS:.0f} s"
-    return str(error)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._book.call(work)
+        except TimeoutError as error:
+            raise Unreachable(f"no answer within {seconds:.0f} s") from error

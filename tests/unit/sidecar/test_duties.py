@@ -347,21 +347,11 @@ def test_people_can_send_one_checkpoint_to_every_tier() -> None:
     assert persist == {"neighbor": (wanted,), "remote": (wanted,)}
 
 
-def test_the_remote_tier_may_be_written_only_after_claim_and_base() -> None:
-    job = Job(with_remote())
-    assert not job.word().may_upload
-    job.duties.remote = RemoteKnown(claims=frozenset({A}))
-    assert not job.word().may_upload
-    job.duties.remote = RemoteKnown(claims=frozenset({A}), base_recorded=True)
-    assert job.word().may_upload
-
-
 def test_what_is_under_an_intent_is_not_durable_any_more() -> None:
     job = Job(with_remote())
     gone = CheckpointId(20, A)
     job.duties.remote = RemoteKnown(commits={gone: commit_of(gone)}, intents=frozenset({gone}))
-    word = job.word()
-    assert (word.durable, word.under_intent) == ((), (gone,))
+    assert job.word().durable == ()
 
 
 def test_the_base_the_last_durable_and_the_pinned_are_protected_from_people() -> None:
