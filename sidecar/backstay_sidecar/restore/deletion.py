@@ -23,8 +23,9 @@ def delete(
     now: float,
     intended: Callable[[CheckpointId], None],
 ) -> Deletion:
-    """Walk the whole way. `intended` is told before the intent is written: nothing of the checkpoint
-    may be uploaded any more. Returns how it ended; `why` says what stopped it.
+    """Walk the whole way; how it ended (`why` says what stopped it).
+
+    `intended` is told before the intent is written: the checkpoint counts no more from then on.
     """
     deletion = Deletion(checkpoint, attempt)
     while deletion.todo is not Deleting.NOTHING:
