@@ -31,13 +31,14 @@ from typing import Any
 
 import torch
 from backstay import objects, plan, rng
-from backstay.copying import Copy, Streams, Transfer
+from backstay.copying import Copy, Streams, Transfer, batches
 from backstay.errors import UnsupportedValue
-from backstay.planned import Planned, Planner
-from backstay.savejob import CopyThread, Job, SaveResult, Skip, Versions
+from backstay.planned import Division, Planned, Planner
+from backstay.savejob import CopyThread, Job, SaveResult, Skip
 from backstay.slotchoice import Chain
 from backstay.slotkeeper import Bounds, SlotKeeper
-from backstay.slotmap import SlotMap
+from backstay.slotmap import Mapping as SlotMapping
+from backstay.slotmap import Slot, SlotMap
 from backstay.structure import NamedTensor, Structure, walk
 from backstay.trust import Trust, graph_is_recorded
 from backstay_protocol import slots as protocol
@@ -213,22 +214,21 @@ class CaptureEngine:
         if not settled:
             raise Skip("the copy of an earlier save is still under way")
         self._slots.drop_retired()
-        sources = [piece.tensor.now() for piece in planned.plan.pieces]
-        pairs = zip(planned.plan.pieces, sources, strict=True)
-        absent = [piece.tensor.name for piece, source in pairs if source is None]
-        encoded = objects.encode(self._values(planned.structure, absent), planned.taken)
+        encoded = objects.encode(self._values(planned.structure), planned.taken)
         planned, extras, frame = self._planner.frame(planned, encoded)
         self._make_room(frame.size, planned)
         slot, mapping = self._keeper.acquire(frame.size, result.attempt, request.chain)
         result.slot = slot.index
-        views = planned.views_in(slot, mapping)
-        early, late, watched = self._divide(planned, views, sources, request.overlap)
+        division = self._divide(planned, slot, mapping, request.overlap)
+        passing = _gradients_now(division)
         for item, start, (_, tensor) in zip(extras, frame.starts, encoded.tensors, strict=True):
-            early.append(Copy(mapping.view(start, item.dtype, item.shape), tensor))
-        transfer = Transfer(self._streams, early, late)
+            passing.append(Copy(mapping.view(start, item.dtype, item.shape), tensor))
+        early = (*division.early, *batches(passing))
+        versions = division.watched.versions()
+        transfer = Transfer(self._streams, early, division.late)
         transfer.start()
-        on_probation = bool(late) and self._num_overlapped < SAVES_ON_PROBATION
-        self._num_overlapped += bool(late)
+        on_probation = bool(division.late) and self._num_overlapped < SAVES_ON_PROBATION
+        self._num_overlapped += bool(division.late)
         job = self._job = Job(
             result=result,
             transfer=transfer,
@@ -236,15 +236,19 @@ class CaptureEngine:
             frame=frame,
             blob=encoded.json,
             manifest=lambda: self._manifest(result, planned, frame.size, request, metadata),
-            watched=watched,
+            watched=division.watched,
+            versions=versions,
             training_judges=on_probation,
+            sources=passing,
         )
         self._thread.run(lambda: self._carry_out(job))
 
-    def _values(self, structure: Structure, absent: Collection[str] = ()) -> dict[str, Any]:
+    def _values(self, structure: Structure) -> dict[str, Any]:
         values = {**structure.objects(), RNG_KEY: rng.capture()}
         if self._gradients:
-            values[ABSENT_GRADIENTS_KEY] = list(absent)
+            values[ABSENT_GRADIENTS_KEY] = [
+                tensor.name for tensor in structure.tensors if tensor.now() is None
+            ]
         return values
 
     def _make_room(self, size: int, planned: Planned) -> None:
@@ -262,34 +266,18 @@ class CaptureEngine:
         if slots.trouble and slots.trouble != self._mentioned:
             logger.warning("%s", slots.trouble)
             self._mentioned = slots.trouble
-        slots.reserve(size + size // 64 + SLOT_SPARE_BYTES, register=_uses_cuda(planned.structure))
+        slots.reserve(size + size // 64 + SLOT_SPARE_BYTES, register=planned.on_cuda)
 
     def _divide(
-        self,
-        planned: Planned,
-        views: list[torch.Tensor],
-        sources: list[torch.Tensor | None],
-        overlap: bool,
-    ) -> tuple[list[Copy], list[Copy], list[tuple[NamedTensor, Versions]]]:
-        """Early copies, late copies, and the late tensors with the versions they have now."""
-        watched_optimizers = self._trust.watched() if overlap else frozenset()
-        on_cuda = _uses_cuda(planned.structure)
-        early: list[Copy] = []
-        late: list[Copy] = []
-        watched = []
-        for piece, destination, source in zip(planned.plan.pieces, views, sources, strict=True):
-            if source is None:  # a gradient that is absent now
-                destination.zero_()
-                continue
-            versions = self._trust.versions_if_late(
-                piece.tensor, watched_optimizers, parameters_on_cuda=on_cuda
-            )
-            if versions is None:
-                early.append(Copy(destination, source))
-            else:
-                late.append(Copy(destination, source))
-                watched.append((piece.tensor, versions))
-        return early, late, watched
+        self, planned: Planned, slot: Slot, mapping: SlotMapping, overlap: bool
+    ) -> Division:
+        """What is copied early, what late, by what is known of the optimizers now."""
+        watched = self._trust.watched() if overlap else frozenset()
+
+        def is_late(tensor: NamedTensor) -> bool:
+            return self._trust.is_late(tensor, watched, parameters_on_cuda=planned.on_cuda)
+
+        return planned.divide(slot, mapping, (watched, self._trust.num_lost), is_late)
 
     def _manifest(
         self,
@@ -478,6 +466,18 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def _uses_cuda(structure: Structure) -> bool:
     return any(tensor.local.is_cuda for tensor in structure.tensors)
+
+
+def _gradients_now(division: Division) -> list[Copy]:
+    """Those that are there; the place of an absent one is cleared."""
+    copies = []
+    for tensor, place in division.gradients:
+        gradient = tensor.now()
+        if gradient is None:
+            place.zero_()
+        else:
+            copies.append(Copy(place, gradient))
+    return copies
 
 
 def _as_it_is_now(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 On the CPU an early copy is done when `start` returns. On CUDA every copy runs on a side stream that
 waits for the training stream; for early ones the training stream then waits in turn, never the
-host. Sources stay referenced until `finish` has returned, so no record_stream is needed (CAPTURE.md
-section 4). Devices of other kinds are copied at once, blocking.
+host. The caller keeps the sources until `finish` has returned, so no record_stream is needed
+(CAPTURE.md section 4). Devices of other kinds are copied at once, blocking.
 
 Called by capture. It must not know what the tensors are.
 """
@@ -11,7 +11,8 @@ Called by capture. It must not know what the tensors are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,23 @@ class Copy:
 
     destination: torch.Tensor
     source: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """All copies from one device, in groups for one call each. Made once, used at each save."""
+
+    device: torch.device
+    groups: tuple[tuple[list[torch.Tensor], list[torch.Tensor]], ...]
+    """(destinations, sources)."""
+
+
+def batches(copies: Iterable[Copy]) -> tuple[Batch, ...]:
+    """Sort copies by device."""
+    found: dict[torch.device, list[Copy]] = {}
+    for copy in copies:
+        found.setdefault(copy.source.device, []).append(copy)
+    return tuple(Batch(device, tuple(_groups(some))) for device, some in found.items())
 
 
 class Streams:
@@ -45,54 +63,47 @@ class Streams:
 class Transfer:
     """The copies of one save."""
 
-    def __init__(self, streams: Streams, early: list[Copy], late: list[Copy]) -> None:
+    def __init__(self, streams: Streams, early: Sequence[Batch], late: Sequence[Batch]) -> None:
         """Nothing is copied before `start`."""
         self._streams = streams
-        self._early = _by_device(early)
-        self._late = _by_device(late)
-        self._devices = tuple(d for d in {**self._early, **self._late} if d.type == "cuda")
+        self._early, self._late = early, late
         self._done: list[tuple[torch.device, torch.cuda.Event]] = []
         self._launched = threading.Event()
 
     @torch.no_grad()
     def start(self) -> None:
         """In the training thread: copy the early set, mark the moment for the late one."""
-        for device in self._devices:
+        batches = (*self._early, *self._late)
+        for device in {batch.device for batch in batches if batch.device.type == "cuda"}:
             side, training = self._streams.of(device), torch.cuda.current_stream(device)
             side.wait_event(training.record_event())
-            early = self._early.get(device)
-            if early:
-                with torch.cuda.stream(side):
-                    _copy(early, non_blocking=True)
-                copied = side.record_event()
-                training.wait_event(copied)
-                self._done.append((device, copied))
-        for device, copies in self._early.items():
-            if device.type != "cuda":
-                _copy(copies)
+        for batch in self._early:
+            self._copy(batch)
+            if batch.device.type == "cuda":
+                copied = self._streams.of(batch.device).record_event()
+                torch.cuda.current_stream(batch.device).wait_event(copied)
+                self._done.append((batch.device, copied))
 
     @torch.no_grad()
     def run_late(self, after_first_group: Callable[[], None]) -> None:
         """In the copy thread: copy the late set (CPU), or launch its copies (CUDA)."""
         try:
-            first = True
-            for device, copies in self._late.items():
-                for group in _groups(copies):
-                    self._copy_late(device, group)
-                    if first:
-                        after_first_group()
-                        first = False
-                if device.type == "cuda":
-                    self._done.append((device, self._streams.of(device).record_event()))
+            for batch in self._late:
+                self._copy(batch, after_first_group)
+                if batch.device.type == "cuda":
+                    self._done.append((batch.device, self._streams.of(batch.device).record_event()))
         finally:
             self._launched.set()
 
-    def _copy_late(self, device: torch.device, group: list[Copy]) -> None:
-        if device.type == "cuda":
-            with torch.cuda.stream(self._streams.of(device)):  # a new thread is on device 0
-                _copy(group, non_blocking=True)
-        else:
-            _copy(group)
+    def _copy(self, batch: Batch, after_first_group: Callable[[], None] | None = None) -> None:
+        """The GIL is free during each call, and has a chance in between."""
+        on_cuda = batch.device.type == "cuda"
+        # a new thread is on device 0 until it enters a stream
+        with torch.cuda.stream(self._streams.of(batch.device)) if on_cuda else nullcontext():
+            for number, (destinations, sources) in enumerate(batch.groups):
+                torch._foreach_copy_(destinations, sources, non_blocking=on_cuda)
+                if number == 0 and after_first_group is not None:
+                    after_first_group()
 
     def hold_back_training(self, timeout: float) -> bool:
         """In the training thread, before late tensors change. False: it took too long.
@@ -105,42 +116,22 @@ class Transfer:
             torch.cuda.current_stream(device).wait_event(event)
         return True
 
-    @property
-    def launched(self) -> bool:
-        """Whether the training thread has nothing to wait for."""
-        return self._launched.is_set()
-
     def finish(self) -> None:
-        """In the copy thread: return when every byte is in the slot. Lets go of the sources."""
+        """In the copy thread: return when every byte is in the slot."""
         for _, event in self._done:
             event.synchronize()
-        self._early, self._late = {}, {}
 
 
-def _by_device(copies: Iterable[Copy]) -> dict[torch.device, list[Copy]]:
-    found: dict[torch.device, list[Copy]] = {}
-    for copy in copies:
-        found.setdefault(copy.source.device, []).append(copy)
-    return found
-
-
-def _groups(copies: list[Copy]) -> Iterator[list[Copy]]:
-    """One call for many tensors, but not for all: the GIL and a fault point come in between."""
-    group: list[Copy] = []
+def _groups(copies: list[Copy]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    destinations: list[torch.Tensor] = []
+    sources: list[torch.Tensor] = []
     size = 0
     for copy in copies:
-        group.append(copy)
+        destinations.append(copy.destination)
+        sources.append(copy.source)
         size += copy.source.nbytes
-        if size >= GROUP_BYTES or len(group) >= GROUP_TENSORS:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
-def _copy(copies: list[Copy], *, non_blocking: bool = False) -> None:
-    torch._foreach_copy_(
-        [copy.destination for copy in copies],
-        [copy.source for copy in copies],
-        non_blocking=non_blocking,
-    )
+        if size >= GROUP_BYTES or len(sources) >= GROUP_TENSORS:
+            yield destinations, sources
+            destinations, sources, size = [], [], 0
+    if sources:
+        yield destinations, sources

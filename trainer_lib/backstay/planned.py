@@ -7,18 +7,33 @@ attempt and when told to; never otherwise, since the others would not come.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 import torch
 from backstay import plan
+from backstay.copying import Batch, Copy, batches
 from backstay.objects import Encoded
+from backstay.savejob import Watched
 from backstay.shardfile import Frame, HeaderFull, Item, Layout
 from backstay.slotmap import Mapping, Slot
-from backstay.structure import Structure
+from backstay.structure import Kind, NamedTensor, Structure
 from backstay_protocol.names import rank_name
 
 logger = logging.getLogger("backstay")
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """What is copied early into one slot, what late."""
+
+    mapping: Mapping
+    late_when: tuple[Hashable, ...]
+    early: tuple[Batch, ...]
+    late: tuple[Batch, ...]
+    watched: Watched
+    gradients: list[tuple[NamedTensor, torch.Tensor]]
+    """With their places; another tensor after each backward, or none."""
 
 
 @dataclass(eq=False)
@@ -32,16 +47,47 @@ class Planned:
     """Names that tensors inside values must not use."""
     left_alone: bool
     """The structure changed here only: the others still go by the plan before."""
-    views: dict[int, tuple[Mapping, list[torch.Tensor]]] = field(default_factory=dict)
+    on_cuda: bool
+    """Whether any of it is on a GPU."""
+    divisions: dict[int, Division] = field(default_factory=dict)
+    """The last one in each slot: a save makes no views and sorts nothing."""
 
-    def views_in(self, slot: Slot, mapping: Mapping) -> list[torch.Tensor]:
-        """The pieces' places in a slot; made once for each mapping."""
-        known = self.views.get(slot.index)
-        if known is None or known[0] is not mapping:
-            places = zip(self.layout.items, self.layout.starts, strict=True)
-            made = [mapping.view(start, item.dtype, item.shape) for item, start in places]
-            self.views[slot.index] = known = (mapping, made)
-        return known[1]
+    def divide(
+        self,
+        slot: Slot,
+        mapping: Mapping,
+        late_when: tuple[Hashable, ...],
+        is_late: Callable[[NamedTensor], bool],
+    ) -> Division:
+        """Early and late copies into a slot. `late_when`: the answers of `is_late` hang on it."""
+        known = self.divisions.get(slot.index)
+        if known is None or known.mapping is not mapping or known.late_when != late_when:
+            known = self._divide(mapping, late_when, is_late)
+            self.divisions[slot.index] = known
+        return known
+
+    def _divide(
+        self,
+        mapping: Mapping,
+        late_when: tuple[Hashable, ...],
+        is_late: Callable[[NamedTensor], bool],
+    ) -> Division:
+        early: list[Copy] = []
+        late: list[Copy] = []
+        watched, gradients = [], []
+        for piece, start in zip(self.plan.pieces, self.layout.starts, strict=True):
+            tensor = piece.tensor
+            place = mapping.view(start, tensor.local.dtype, tuple(tensor.local.shape))
+            if tensor.kind is Kind.GRADIENT:
+                gradients.append((tensor, place))
+            elif is_late(tensor):
+                late.append(Copy(place, tensor.local))
+                watched.append(tensor)
+            else:
+                early.append(Copy(place, tensor.local))
+        return Division(
+            mapping, late_when, batches(early), batches(late), Watched(watched), gradients
+        )
 
 
 class Planner:
@@ -113,7 +159,8 @@ class Planner:
     def _lay_out(self, structure: Structure, made: plan.Plan, *, left_alone: bool) -> Planned:
         layout = Layout(made.items, self._rank, aliases=structure.aliases)
         taken = {tensor.name for tensor in structure.tensors} | set(structure.aliases)
-        return Planned(structure, made, layout, frozenset(taken), left_alone)
+        on_cuda = any(tensor.local.is_cuda for tensor in structure.tensors)
+        return Planned(structure, made, layout, frozenset(taken), left_alone, on_cuda)
 
     def frame(self, current: Planned, encoded: Encoded) -> tuple[Planned, list[Item], Frame]:
         """Header and places of one save; a new layout where the header does not suffice."""
@@ -126,7 +173,7 @@ class Planner:
         except HeaderFull:
             aliases = current.structure.aliases
             layout = Layout(current.plan.items, self._rank, extras=extras, aliases=aliases)
-            self.current = replace(current, layout=layout, views={})
+            self.current = replace(current, layout=layout, divisions={})
             return self.current, extras, layout.frame(extras, len(encoded.json))
 
     def _own(self, name: str) -> str:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from backstay.copying import Transfer
+import torch
+from backstay.copying import Copy, Transfer
 from backstay.shardfile import Frame
 from backstay.slotmap import Mapping
 from backstay.structure import NamedTensor
 from backstay_protocol.manifest import Manifest
-
-Versions = tuple[int, ...]
 
 
 class Skip(Exception):
@@ -43,6 +42,40 @@ class SaveResult:
         return self.published
 
 
+class Watched:
+    """Late tensors and their version counters, which move with every in-place change.
+
+    A DTensor's own counter moves when operations go through it, its local tensor's when they
+    don't.
+    """
+
+    def __init__(self, tensors: Iterable[NamedTensor]) -> None:
+        """Only tensors that have a counter (see `has_version`)."""
+        self._counted: list[torch.Tensor] = []
+        self._names: list[str] = []
+        for tensor in tensors:
+            for counted in (tensor.source, tensor.local) if tensor.is_dtensor else (tensor.source,):
+                self._counted.append(counted)
+                self._names.append(tensor.name)
+
+    def versions(self) -> list[int]:
+        """About 1 ms for 10,000."""
+        return [tensor._version for tensor in self._counted]
+
+    def moved_since(self, versions: list[int]) -> list[str]:
+        """Names of the tensors that were changed."""
+        now = self.versions()
+        if now == versions:
+            return []
+        pairs = zip(self._names, now, versions, strict=True)
+        return list(dict.fromkeys(name for name, new, old in pairs if new != old))
+
+
+def has_version(tensor: NamedTensor) -> bool:
+    """An inference tensor has none."""
+    return not (tensor.source.is_inference() or tensor.local.is_inference())
+
+
 @dataclass(eq=False)
 class Job:
     """What the copy thread does for one save."""
@@ -53,11 +86,14 @@ class Job:
     frame: Frame
     blob: bytes
     manifest: Callable[[], Manifest]
-    watched: list[tuple[NamedTensor, Versions]]
-    """Late tensors and the versions that they had at the save."""
+    watched: Watched
+    versions: list[int]
+    """Of the late tensors, at the save."""
     training_judges: bool
     """Only the training thread may compare the versions: it is in no kernel then, whose effect on
     a counter would still be to come."""
+    sources: list[Copy]
+    """Kept until all is copied: tensors that nothing else may hold by then."""
     moved: list[str] = field(default_factory=list)
     abandoned: bool = False
     judged: threading.Event = field(default_factory=threading.Event)
@@ -67,7 +103,7 @@ class Job:
         """Compare the versions, once: when all is copied, before an optimizer moves them."""
         with self._lock:
             if not self.judged.is_set():
-                self.moved = [t.name for t, seen in self.watched if versions_of(t) != seen]
+                self.moved = self.watched.moved_since(self.versions)
                 self.judged.set()
 
     def write_around(self) -> None:
@@ -76,20 +112,6 @@ class Job:
         self.mapping.write(self.frame.blob_start, self.blob)
         for start, length in self.frame.fillers:
             self.mapping.write(start, bytes(length))
-
-
-def versions_of(tensor: NamedTensor) -> Versions | None:
-    """Counters that move with every in-place change; None where there are none.
-
-    A DTensor's own counter moves when operations go through it, its local tensor's when they
-    don't.
-    """
-    try:
-        if tensor.is_dtensor:
-            return tensor.source._version, tensor.local._version
-        return (tensor.source._version,)
-    except RuntimeError:  # an inference tensor
-        return None
 
 
 class CopyThread:

@@ -20,6 +20,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -183,11 +184,12 @@ class _Section:
         self._entries: list[str] = []
         self._info: list[str] = []
 
-    @property
+    @cached_property
     def entries(self) -> str:
+        """Header entries. Ask only when everything is placed."""
         return ",".join(self._entries)
 
-    @property
+    @cached_property
     def info(self) -> str:
         """Pieces of DCP_SHARDING_INFO, escaped to stand inside a JSON string."""
         return ",".join(self._info)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Collection, Iterable
 
 import torch
-from backstay.savejob import Versions, versions_of
+from backstay.savejob import has_version
 from backstay.structure import Kind, NamedTensor
 from torch.optim import Optimizer
 
@@ -51,19 +51,24 @@ class Trust:
         """These tensors changed without an optimizer's step: early from now on."""
         self._moved.update(names)
 
-    def versions_if_late(
+    @property
+    def num_lost(self) -> int:
+        """Grows when the answer of `is_late` may have changed."""
+        return len(self._moved)
+
+    def is_late(
         self, tensor: NamedTensor, watched: Collection[int], *, parameters_on_cuda: bool
-    ) -> Versions | None:
-        """The version counters of a tensor that may be copied late; None: copy it at once."""
+    ) -> bool:
+        """Whether a tensor may be copied while the next forward and backward run."""
         if tensor.kind not in (Kind.PARAMETER, Kind.OPTIMIZER) or not tensor.optimizers:
-            return None
+            return False
         if not all(id(optimizer) in watched for optimizer in tensor.optimizers):
-            return None
-        if tensor.name in self._moved or tensor.local.device.type not in ("cpu", "cuda"):
-            return None
-        if parameters_on_cuda and tensor.local.device.type == "cpu":
-            return None  # few bytes, and a device can't wait for the copying of host memory
-        return versions_of(tensor)
+            return False
+        if tensor.name in self._moved or not has_version(tensor):
+            return False
+        if parameters_on_cuda:  # host memory: few bytes, for which a device could not wait
+            return tensor.local.device.type == "cuda"
+        return tensor.local.device.type == "cpu"
 
 
 def graph_is_recorded() -> bool:
