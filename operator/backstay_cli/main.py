@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from backstay_cli.commands import local
+from backstay_cli.commands import agent, local, look, pull
 from backstay_cli.errors import EXIT_CODES_HELP
 
 app = typer.Typer(
@@ -23,6 +23,14 @@ app = typer.Typer(
     """,
 )
 app.add_typer(local.app, name="local")
+for function, text in (
+    (look.status, look.STATUS_HELP),
+    (look.checkpoints, look.CHECKPOINTS_HELP),
+    (pull.pull, pull.PULL_HELP),
+    (pull.verify, pull.VERIFY_HELP),
+    (agent.agent, agent.HELP),
+):
+    app.command(help=text, epilog=EXIT_CODES_HELP)(function)
 
 
 def main() -> None:

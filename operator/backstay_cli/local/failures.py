@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from backstay_operator.api.names import TRAINER
@@ -16,15 +16,17 @@ from backstay_cli.local.machine import Nodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
-    """What was broken."""
+class Breakage:
+    """What will be broken, in words, and how."""
 
     replicas: tuple[int, ...]
     detail: str
+    act: Callable[[], Awaitable[None]]
+    """Raises CommandError if it was gone before."""
 
 
 class Failures:
-    """Carries orders out. It tells the deciding part nothing: that must notice by itself."""
+    """Prepares what is ordered. It tells the deciding part nothing: that must notice by itself."""
 
     def __init__(
         self, pods: Mapping[int, Pod], nodes: Nodes, lose_node: Callable[[str], None]
@@ -34,17 +36,17 @@ class Failures:
         self._nodes = nodes
         self._lose_node = lose_node
 
-    async def carry_out(self, order: FailOrder) -> Done:
+    def prepare(self, order: FailOrder) -> Breakage:
         """Raises CommandError that names the choices."""
         if order.failure == "all":
-            return await self._destroy_nodes(list(self._pods.values()))
+            return self._nodes_of(list(self._pods.values()))
         pod = self._choose(order.replica)
         if order.failure == "trainer":
-            return self._kill_rank(pod, order.local_rank)
+            return self._rank_of(pod, order.local_rank)
         if order.failure == "memory":
-            return await self._wipe_memory(pod)
+            return self._memory_of(pod)
         if order.failure == "node":
-            return await self._destroy_nodes([pod])
+            return self._nodes_of([pod])
         raise CommandError(f"no such failure: {order.failure}; choose {', '.join(FAILURES)}")
 
     def _choose(self, replica: int) -> Pod:
@@ -55,45 +57,56 @@ class Failures:
             raise CommandError(f"replica {replica} does not run; running: {running}")
         return self._pods[replica]
 
-    def _kill_rank(self, pod: Pod, local_rank: int) -> Done:
+    def _rank_of(self, pod: Pod, local_rank: int) -> Breakage:
         process = pod.process(TRAINER)
         ranks = (
             tree.rank_processes(process.shim_pid, process.pid, tree.children_by_parent())
             if process is not None
             else {}
         )
-        if local_rank not in ranks or not tree.kill(ranks[local_rank]):
+        where = f"replica {pod.replica}, local rank {local_rank}"
+        if local_rank not in ranks:
             running = ", ".join(str(rank) for rank in sorted(ranks)) or "none just now"
-            raise CommandError(
-                f"replica {pod.replica} has no trainer process of local rank {local_rank}; "
-                f"running: {running}"
-            )
-        detail = (
-            f"killed the trainer process of replica {pod.replica}, local rank {local_rank} "
-            f"(process {ranks[local_rank].pid}, SIGKILL)"
-        )
-        return Done(replicas=(pod.replica,), detail=detail)
+            raise CommandError(f"no trainer process of {where}; local ranks there: {running}")
+        victim = ranks[local_rank]
 
-    async def _wipe_memory(self, pod: Pod) -> Done:
-        await pod.reboot(lambda: self._nodes.wipe_memory(pod.plan.node))
-        detail = (
-            f"wiped the memory of {pod.plan.node} as a reboot would: all containers of replica "
-            f"{pod.replica} died; its disk stays"
-        )
-        return Done(replicas=(pod.replica,), detail=detail)
+        async def act() -> None:
+            if not tree.kill(victim):
+                raise CommandError(f"the trainer process of {where} ended just before")
 
-    async def _destroy_nodes(self, pods: list[Pod]) -> Done:
+        return Breakage(
+            replicas=(pod.replica,),
+            detail=f"SIGKILL to the trainer process of {where} (process {victim.pid})",
+            act=act,
+        )
+
+    def _memory_of(self, pod: Pod) -> Breakage:
+        async def act() -> None:
+            await pod.reboot(lambda: self._nodes.wipe_memory(pod.plan.node))
+
+        return Breakage(
+            replicas=(pod.replica,),
+            detail=f"{pod.plan.node} is rebooted: all containers of replica {pod.replica} die and "
+            "its memory is wiped; its disk stays",
+            act=act,
+        )
+
+    def _nodes_of(self, pods: list[Pod]) -> Breakage:
         if not pods:
             raise CommandError("no pod runs just now")
-        for pod in pods:
-            self._lose_node(pod.plan.node)
-        await asyncio.gather(*(pod.kill() for pod in pods))
-        for pod in pods:
-            self._nodes.destroy(pod.plan.node)
-        names = ", ".join(pod.plan.node for pod in pods)
         replicas = tuple(sorted(pod.replica for pod in pods))
         shown = ", ".join(str(replica) for replica in replicas)
-        return Done(
+        names = ", ".join(pod.plan.node for pod in pods)
+
+        async def act() -> None:
+            for pod in pods:
+                self._lose_node(pod.plan.node)
+            await asyncio.gather(*(pod.kill() for pod in pods))
+            for pod in pods:
+                self._nodes.destroy(pod.plan.node)
+
+        return Breakage(
             replicas=replicas,
-            detail=f"destroyed {names} with memory and disk (replica {shown})",
+            detail=f"{names} destroyed with memory and disk (replica {shown})",
+            act=act,
         )

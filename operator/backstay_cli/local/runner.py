@@ -238,6 +238,7 @@ class LocalRunner:
             )
             self._store.start()
             await self._store.ready(status.bucket, status.region, self._clock)
+            self._status = replace(status, store_endpoint=self._store.endpoint)
             self._emit(
                 StoreStarted(
                     time=self._clock.time(), endpoint=self._store.endpoint, bucket=status.bucket
@@ -435,21 +436,25 @@ class LocalRunner:
     # --- failures by order ------------------------------------------------------------------------
 
     async def _order(self, order: FailOrder) -> OrderReply:
-        at = self._clock.time()
         try:
-            done = await self._failures.carry_out(order)
+            breakage = self._failures.prepare(order)
+            at = self._clock.time()
+            self._incidents.failed(order.failure, breakage.replicas, at)
+            self._emit(
+                FailureInjected(
+                    time=at,
+                    failure=order.failure,
+                    replicas=breakage.replicas,
+                    detail=breakage.detail,
+                )
+            )
+            await breakage.act()
         except CommandError as error:
             return OrderReply(ok=False, text=str(error))
-        self._incidents.failed(order.failure, done.replicas, at)
-        if order.failure == "memory":
-            self._incidents.noticed("memory", done.replicas, self._clock.time())
-        self._emit(
-            FailureInjected(
-                time=at, failure=order.failure, replicas=done.replicas, detail=done.detail
-            )
-        )
+        if order.failure == "memory":  # the kubelet is the one that rebooted it
+            self._incidents.noticed("memory", breakage.replicas, self._clock.time())
         self._wake.set()
-        return OrderReply(ok=True, text=done.detail)
+        return OrderReply(ok=True, text=breakage.detail)
 
     def _lose_node(self, name: str) -> None:
         nodes = tuple(

@@ -77,6 +77,8 @@ class LocalStatus:
     endpoint: str = ""
     """Of the remote tier; empty when embedded or none."""
     embedded: bool = False
+    store_endpoint: str = ""
+    """Of the embedded store, while the job runs."""
 
     def node_of(self, replica: int) -> NodeRecord | None:
         """The living node of a replica."""

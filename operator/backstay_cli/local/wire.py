@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from backstay_protocol.files import write_atomically
 from backstay_protocol.names import PORT_API
 from backstay_protocol.topology import PodIdentity, read_pod
 
-from backstay_cli.errors import UsageError
+from backstay_cli.credentials import credentials
 from backstay_cli.local.kubelet import PodPlan
 from backstay_cli.local.machine import Nodes, free_ports
 from backstay_cli.local.podspec import Folders, container_specs
@@ -130,18 +129,3 @@ class Wires:
         if session:
             found[name, "sessionToken"] = session
         return found
-
-
-def credentials() -> tuple[str, str, str]:
-    """S3 keys and session token of the person. Raises UsageError if there are none."""
-    for access, secret, session in (
-        ("BACKSTAY_S3_ACCESS_KEY", "BACKSTAY_S3_SECRET_KEY", "BACKSTAY_S3_SESSION_TOKEN"),
-        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-    ):
-        if os.environ.get(access) and os.environ.get(secret):
-            return os.environ[access], os.environ[secret], os.environ.get(session, "")
-    raise UsageError(
-        "no credentials for the S3 store",
-        "set BACKSTAY_S3_ACCESS_KEY and BACKSTAY_S3_SECRET_KEY (or AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY)",
-    )

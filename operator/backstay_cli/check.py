@@ -1,0 +1,152 @@
+"""Verifying: every chunk of every copy against its manifest, of a folder or of a catalog."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from backstay_protocol.errors import CorruptData, Unreachable
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.layout import MANIFEST_SUFFIX, SHARD_SUFFIX
+from backstay_protocol.manifest import Manifest, read_manifest
+from backstay_protocol.messages import CheckpointStatus
+
+from backstay_cli.catalog.base import Catalog, CorruptCopy, ShardSource, sealed_manifest
+from backstay_cli.catalog.disks import FileSource
+from backstay_cli.errors import EXIT_CORRUPT, EXIT_NOT_FOUND, EXIT_OK, EXIT_UNREACHABLE, NotFound
+
+GOOD = "good"
+CORRUPT = "corrupt"
+MISSING = "missing"
+UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyVerdict:
+    """How one copy of one shard is."""
+
+    rank: int
+    tier: str
+    where: str
+    verdict: str
+    """good, corrupt, missing or unreachable."""
+    why: str = ""
+    size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How a checkpoint is."""
+
+    checkpoint: CheckpointId
+    world_size: int
+    copies: tuple[CopyVerdict, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The worst of all copies."""
+        found = {copy.verdict for copy in self.copies}
+        if CORRUPT in found:
+            return EXIT_CORRUPT
+        if MISSING in found:
+            return EXIT_NOT_FOUND
+        return EXIT_UNREACHABLE if UNREACHABLE in found else EXIT_OK
+
+
+def verify_folder(folder: Path, tell: Callable[[CopyVerdict], None]) -> Verdict:
+    """A pulled folder (or one checkpoint's folder on a disk). Raises NotFound if it is none."""
+    manifests = [
+        (path, read_manifest(path.read_bytes(), str(path)))
+        for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}"))
+        if path.stem.isdigit()
+    ]
+    if not manifests:
+        raise NotFound(f"{folder}: no checkpoint is there (no <rank>.json)")
+    first = manifests[0][1]
+    verdicts = [_verify_file(path, m, first) for path, m in manifests]
+    missing = set(range(first.world_size)) - {m.rank for _, m in manifests}
+    verdicts += [_missing(rank, str(folder)) for rank in sorted(missing)]
+    for verdict in verdicts:
+        tell(verdict)
+    return Verdict(checkpoint=first.checkpoint, world_size=first.world_size, copies=tuple(verdicts))
+
+
+def _verify_file(path: Path, manifest: Manifest, first: Manifest) -> CopyVerdict:
+    shard = path.with_suffix(SHARD_SUFFIX)
+    try:
+        same = (first.checkpoint, first.world_size, first.plan)
+        if (manifest.checkpoint, manifest.world_size, manifest.plan) != same:
+            raise CorruptData(f"{path}: belongs to another checkpoint than {first.checkpoint}")
+        sealed = sealed_manifest(path.read_bytes(), str(path), first.checkpoint, int(path.stem))
+    except CorruptData as error:
+        return _bad(manifest.rank, "folder", str(shard), error)
+    return _verify(FileSource(shard, sealed, "folder"), threading.Event(), 4)
+
+
+def verify_everywhere(
+    catalog: Catalog,
+    checkpoint: CheckpointStatus,
+    tell: Callable[[CopyVerdict], None],
+    *,
+    cancel: threading.Event,
+    threads: int = 8,
+) -> Verdict:
+    """All copies of a checkpoint that the catalog can reach. Nothing is written."""
+    verdicts: list[CopyVerdict] = []
+    for rank in range(checkpoint.world_size):
+        of_rank = list(_verify_rank(catalog, checkpoint, rank, cancel, threads))
+        if not of_rank:
+            of_rank = [_missing(rank, catalog.where)]
+        for verdict in of_rank:
+            tell(verdict)
+        verdicts += of_rank
+    return Verdict(
+        checkpoint=checkpoint.checkpoint,
+        world_size=checkpoint.world_size,
+        copies=tuple(verdicts),
+    )
+
+
+def _verify_rank(
+    catalog: Catalog,
+    checkpoint: CheckpointStatus,
+    rank: int,
+    cancel: threading.Event,
+    threads: int,
+) -> Iterator[CopyVerdict]:
+    for source in catalog.sources(checkpoint, rank):
+        if isinstance(source, CorruptCopy):
+            yield _bad(rank, source.tier, source.name, source.error)
+        else:
+            yield _verify(source, cancel, threads)
+
+
+def _verify(source: ShardSource, cancel: threading.Event, threads: int) -> CopyVerdict:
+    rank, size = source.manifest.rank, source.manifest.size
+    try:
+        source.pull(_ignore, threads, cancel)
+    except CorruptData as error:
+        return _bad(rank, source.tier, source.name, error)
+    except FileNotFoundError:
+        return _missing(rank, source.name, source.tier)
+    except Unreachable as error:
+        return CopyVerdict(
+            rank=rank, tier=source.tier, where=source.name, verdict=UNREACHABLE, why=str(error)
+        )
+    return CopyVerdict(rank=rank, tier=source.tier, where=source.name, verdict=GOOD, size=size)
+
+
+def _ignore(index: int, chunk: memoryview) -> None:
+    """Verified on the way; nothing else is wanted."""
+
+
+def _bad(rank: int, tier: str, where: str, error: CorruptData) -> CopyVerdict:
+    return CopyVerdict(rank=rank, tier=tier, where=where, verdict=CORRUPT, why=str(error))
+
+
+def _missing(rank: int, where: str, tier: str = "") -> CopyVerdict:
+    return CopyVerdict(
+        rank=rank, tier=tier, where=where, verdict=MISSING, why="no copy of this rank is there"
+    )

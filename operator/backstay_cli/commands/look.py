@@ -1,0 +1,192 @@
+"""`backstay checkpoints` and `backstay status`: looking, without changing anything."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import typer
+from backstay_operator.api.quantity import format_bytes
+from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.messages import CheckpointList, CheckpointStatus, JobView
+from backstay_protocol.names import PORT_API, TIERS
+
+from backstay_cli.catalog import SidecarCatalog
+from backstay_cli.errors import UsageError
+from backstay_cli.find import LocalJob, choose_job
+from backstay_cli.local.state import LocalStatus
+from backstay_cli.output import Format, OutputOption, print_json, print_table, told_errors
+from backstay_cli.where import (
+    WHERE_HELP,
+    AddressOption,
+    BucketOption,
+    EndpointOption,
+    JobOption,
+    PrefixOption,
+    RegionOption,
+    RunOption,
+    StateDirOption,
+    TokenOption,
+    Where,
+    with_catalog,
+)
+
+CHECKPOINTS_HELP = f"""List a run's checkpoints, newest first: where they are complete, how safe.
+
+    {WHERE_HELP}
+
+    \b
+    Examples:
+      backstay checkpoints
+      backstay checkpoints --address 10.0.0.7 -o json
+      backstay checkpoints --bucket models --endpoint https://s3.example.org --run team/gpt
+    """
+
+STATUS_HELP = """Show how a job does: phase, step, attempt, tiers, replicas.
+
+    \b
+    Examples:
+      backstay status
+      backstay status --job my-job -o json
+      backstay status --address 10.0.0.7:7070
+    """
+
+
+def checkpoints(
+    address: AddressOption = "",
+    token: TokenOption = "",
+    job: JobOption = "",
+    state_dir: StateDirOption = None,
+    bucket: BucketOption = "",
+    endpoint: EndpointOption = "",
+    run: RunOption = "",
+    prefix: PrefixOption = "",
+    region: RegionOption = "us-east-1",
+    output: OutputOption = Format.TEXT,
+) -> None:
+    """List checkpoints."""
+    with told_errors():
+        where = Where(
+            address=address,
+            token=token,
+            job=job,
+            state_dir=state_dir,
+            bucket=bucket,
+            endpoint=endpoint,
+            run=run,
+            prefix=prefix,
+            region=region,
+        )
+        found = with_catalog(where, lambda catalog, cancel: catalog.checkpoints())
+        if output is Format.JSON:
+            print_json(found)
+        else:
+            _print_checkpoints(found)
+
+
+def _print_checkpoints(found: CheckpointList) -> None:
+    print_table(
+        f"checkpoints of {found.run} (attempt {found.attempt})",
+        ("STEP", "ATTEMPT", "COMPLETE IN", "DURABLE", "LINEAGE", "RANKS", "SIZE", "CREATED"),
+        [_checkpoint_row(checkpoint) for checkpoint in found.checkpoints],
+    )
+
+
+def _checkpoint_row(status: CheckpointStatus) -> tuple[str, ...]:
+    partly = ", ".join(
+        f"{tier} {count}/{status.world_size or '?'}"
+        for tier, count in status.present_in.items()
+        if count and tier not in status.complete_in
+    )
+    complete = ", ".join(tier for tier in TIERS if tier in status.complete_in)
+    return (
+        str(status.checkpoint.step),
+        str(status.checkpoint.attempt),
+        "; ".join(filter(None, [complete, f"({partly})" if partly else ""])) or "-",
+        "yes" + (", pinned" if status.pinned else "") if status.durable else "no",
+        "on" if status.on_lineage else "off",
+        str(status.world_size or "?"),
+        format_bytes(status.size),
+        _time(status.created),
+    )
+
+
+def _time(seconds: float) -> str:
+    if not seconds:
+        return "-"
+    return datetime.fromtimestamp(seconds, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def status(
+    address: AddressOption = "",
+    token: TokenOption = "",
+    job: JobOption = "",
+    state_dir: StateDirOption = None,
+    output: OutputOption = Format.TEXT,
+) -> None:
+    """Show a job."""
+    with told_errors():
+        if address:
+            if job or state_dir:
+                raise UsageError("--address and --job or --state-dir exclude each other")
+            if not token:
+                raise UsageError("no token for the sidecar", "set BACKSTAY_TOKEN")
+            _show_view(SidecarCatalog(address, token).job(), output)
+            return
+        found = choose_job(job, state_dir, running=None)
+        if found.running:
+            _show_view(_catalog(found).job(), output)
+        elif output is Format.JSON:
+            print_json(found.status)
+        else:
+            _print_stopped(found.status)
+
+
+def _catalog(job: LocalJob) -> SidecarCatalog:
+    return SidecarCatalog(f"{job.status.hosts[0]}:{PORT_API}", job.folder.token())
+
+
+def _print_stopped(found: LocalStatus) -> None:
+    record = found.record
+    outcome = record.outcome or "stopped before its end; run it again to go on"
+    typer.echo(f"{found.namespace}/{found.job}: not running; {outcome}")
+    if record.outcome_message:
+        typer.echo(f"  {record.outcome_message}")
+
+
+def _show_view(view: JobView, output: Format) -> None:
+    if output is Format.JSON:
+        print_json(view)
+        return
+    typer.echo(f"{view.run}: {view.phase}, step {view.step}, attempt {view.attempt}")
+    if view.message:
+        typer.echo(f"  {view.message}")
+    for warning in view.warnings:
+        typer.echo(f"  warning: {warning}")
+    now = SYSTEM_CLOCK.time()
+    print_table(
+        "tiers",
+        ("TIER", "NEWEST COMPLETE", "AGE", "BACKLOG", "STATE"),
+        [
+            (
+                tier.tier,
+                str(tier.newest.step) if tier.newest else "-",
+                f"{max(0.0, now - tier.newest_time):.0f} s" if tier.newest_time else "-",
+                str(tier.backlog),
+                "well" if tier.ok else tier.message or "not well",
+            )
+            for tier in view.tiers
+        ],
+    )
+    print_table(
+        "replicas",
+        ("REPLICA", "ADDRESS", "SEEN", "STEP"),
+        [
+            (
+                str(replica.replica),
+                replica.address,
+                f"{replica.seen_seconds_ago:.1f} s ago",
+                str(min((rank.step for rank in replica.ranks), default="-")),
+            )
+            for replica in view.replicas
+        ],
+    )

@@ -1,0 +1,28 @@
+"""S3 keys of the person who runs the command, from the environment."""
+
+from __future__ import annotations
+
+import os
+
+from backstay_protocol.names import (
+    ENV_S3_ACCESS_KEY,
+    ENV_S3_SECRET_KEY,
+    ENV_S3_SESSION_TOKEN,
+)
+
+from backstay_cli.errors import UsageError
+
+
+def credentials() -> tuple[str, str, str]:
+    """S3 keys and session token of the person. Raises UsageError if there are none."""
+    for access, secret, session in (
+        (ENV_S3_ACCESS_KEY, ENV_S3_SECRET_KEY, ENV_S3_SESSION_TOKEN),
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    ):
+        if os.environ.get(access) and os.environ.get(secret):
+            return os.environ[access], os.environ[secret], os.environ.get(session, "")
+    raise UsageError(
+        "no credentials for the S3 store",
+        "set BACKSTAY_S3_ACCESS_KEY and BACKSTAY_S3_SECRET_KEY (or AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY)",
+    )

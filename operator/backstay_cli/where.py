@@ -1,0 +1,183 @@
+"""Where a command shall look: a sidecar that is named, a bucket, or a local job (found by itself).
+
+For a stopped local job with an embedded store the store is started for as long as the command
+reads, under the same shim as in a run, so that nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.names import ENV_TOKEN, PORT_API
+
+from backstay_cli.bucket import Bucket, BucketAddress
+from backstay_cli.catalog import (
+    BucketCatalog,
+    Catalog,
+    ChainedCatalog,
+    DiskCatalog,
+    SidecarCatalog,
+)
+from backstay_cli.credentials import credentials
+from backstay_cli.errors import UsageError
+from backstay_cli.find import LocalJob, choose_job
+from backstay_cli.local import machine
+from backstay_cli.local.store import EmbeddedStore
+
+T = TypeVar("T")
+
+AddressOption = Annotated[
+    str, typer.Option("--address", help="host[:port] of any sidecar of a running job.")
+]
+TokenOption = Annotated[
+    str, typer.Option("--token", envvar=ENV_TOKEN, help="The job's token.", show_default=False)
+]
+JobOption = Annotated[str, typer.Option("--job", help="A local job: NAME or NAMESPACE/NAME.")]
+StateDirOption = Annotated[
+    Path | None, typer.Option("--state-dir", help="A local job, by its state folder.")
+]
+BucketOption = Annotated[str, typer.Option("--bucket", help="Read a bucket; no job need run.")]
+EndpointOption = Annotated[
+    str, typer.Option("--endpoint", help="Of the bucket's store: http(s)://host[:port].")
+]
+RunOption = Annotated[str, typer.Option("--run", help="NAMESPACE/RUN NAME in the bucket.")]
+PrefixOption = Annotated[str, typer.Option("--prefix", help="The job's prefix in the bucket.")]
+RegionOption = Annotated[str, typer.Option("--region", help="The bucket's region.")]
+
+WHERE_HELP = (
+    "Where to look: --address of a sidecar (token in BACKSTAY_TOKEN); or --bucket with --endpoint "
+    "and --run (keys in BACKSTAY_S3_ACCESS_KEY and BACKSTAY_S3_SECRET_KEY, or AWS_ACCESS_KEY_ID "
+    "and AWS_SECRET_ACCESS_KEY); else a local job: the one that runs, --job or --state-dir."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """The options that say where to look."""
+
+    address: str = ""
+    token: str = ""
+    job: str = ""
+    state_dir: Path | None = None
+    bucket: str = ""
+    endpoint: str = ""
+    run: str = ""
+    prefix: str = ""
+    region: str = "us-east-1"
+
+    def __post_init__(self) -> None:
+        named = [
+            option
+            for option, value in (
+                ("--address", self.address),
+                ("--bucket", self.bucket),
+                ("--job or --state-dir", self.job or self.state_dir),
+            )
+            if value
+        ]
+        if len(named) > 1:
+            raise UsageError(f"{' and '.join(named)} exclude each other", WHERE_HELP)
+        if self.bucket and not (self.endpoint and self.run):
+            raise UsageError("--bucket needs --endpoint and --run", WHERE_HELP)
+        if self.run and self.run.count("/") != 1:
+            raise UsageError(f"--run: got {self.run!r}; expected NAMESPACE/RUN NAME")
+
+
+def with_catalog(where: Where, work: Callable[[Catalog, threading.Event], T]) -> T:
+    """Open what is meant, do `work` beside the loop, close it again; the event says "stop"."""
+    return asyncio.run(_with_catalog(where, work))
+
+
+async def _with_catalog(where: Where, work: Callable[[Catalog, threading.Event], T]) -> T:
+    cancel = threading.Event()
+    async with _opened(where) as catalog:
+        working = asyncio.get_running_loop().run_in_executor(None, work, catalog, cancel)
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:  # Ctrl-C: let the threads end before anything is closed
+            cancel.set()
+            await asyncio.wait([working])
+            working.exception()
+            raise
+
+
+@asynccontextmanager
+async def _opened(where: Where) -> AsyncIterator[Catalog]:
+    if where.address:
+        yield SidecarCatalog(where.address, _token(where.token))
+    elif where.bucket:
+        access, secret, session = credentials()
+        address = BucketAddress(
+            endpoint=where.endpoint,
+            bucket=where.bucket,
+            region=where.region,
+            keys=(access, secret),
+            session_token=session,
+        )
+        yield BucketCatalog(Bucket(address), where.run, where.prefix)
+    else:
+        job = choose_job(where.job, where.state_dir, running=None)
+        opened = _running(job) if job.running else _stopped(job)
+        async with opened as catalog:
+            yield catalog
+
+
+def _token(given: str) -> str:
+    if not given:
+        raise UsageError("no token for the sidecar", f"set {ENV_TOKEN} to the job's token")
+    return given
+
+
+@asynccontextmanager
+async def _running(job: LocalJob) -> AsyncIterator[Catalog]:
+    address = f"{job.status.hosts[0]}:{PORT_API}"
+    catalogs: list[Catalog] = [SidecarCatalog(address, job.folder.token())]
+    endpoint = job.status.store_endpoint or job.status.endpoint
+    if endpoint:
+        catalogs.append(_bucket(job, endpoint))
+    yield ChainedCatalog(catalogs)
+
+
+@asynccontextmanager
+async def _stopped(job: LocalJob) -> AsyncIterator[Catalog]:
+    disks = sorted((job.folder.root / "nodes").glob("*/disk"))
+    if job.status.endpoint:
+        yield _bucket(job, job.status.endpoint)
+    elif not job.status.embedded:
+        yield DiskCatalog(disks, job.status.run)
+    else:
+        with job.folder.locked():
+            store = EmbeddedStore(
+                folder=job.folder.store,
+                log=job.folder.logs / "store.log",
+                host=machine.store_host(job.status.uid),
+                keys=job.folder.store_keys(),
+                on_exit=lambda: None,
+            )
+            store.start()
+            try:
+                await store.ready(job.status.bucket, job.status.region, SYSTEM_CLOCK)
+                yield _bucket(job, store.endpoint)
+            finally:
+                await store.stop()
+
+
+def _bucket(job: LocalJob, endpoint: str) -> BucketCatalog:
+    status = job.status
+    access, secret, session = (*job.folder.store_keys(), "") if status.embedded else credentials()
+    address = BucketAddress(
+        endpoint=endpoint,
+        bucket=status.bucket,
+        region=status.region,
+        keys=(access, secret),
+        session_token=session,
+    )
+    return BucketCatalog(Bucket(address), status.run, status.prefix)
