@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 SMALL_FILE_LIMIT = 64 << 20
 
@@ -16,7 +17,7 @@ def read_small(path: str) -> bytes:
 
 def write_atomically(path: str, data: bytes, *, sync: bool = True, mode: int = 0o660) -> None:
     """Make `path` hold `data`, or leave it as it was. With `sync` it survives a power cut."""
-    temporary = f"{path}.tmp-{os.getpid()}"
+    temporary = f"{path}.tmp-{os.getpid()}-{threading.get_ident()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         try:

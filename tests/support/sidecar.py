@@ -5,8 +5,8 @@
         job.save(rank=0, step=10, data=b"..." )
         job.wait_for(lambda: job.on_disk(0, "shards"), "a local copy")
 
-Each replica has an address 127.a.b.(10+i) of its own, so the real ports are used. Memory volumes lie in
-/dev/shm, disks under the given folder. Nothing outlives the `with`; sidecars also end with pytest.
+Each replica has an address 127.a.b.(10+i) of its own, so the real ports are used. Memory volumes lie
+in /dev/shm, disks under the given folder. Nothing outlives the `with`; sidecars also end with pytest.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ class SidecarJob:
     def wait_for(
         self, condition: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS
     ) -> Any:
-        """Wait until `condition` gives something true; returns it. Fails with the sidecars' logs."""
+        """Wait until `condition` gives something true; return it. Fails with the logs."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             if time.monotonic() > deadline:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_ONE = re.compile(r"\s*(\d*)\s*-\s*(\d*)\s*")
+_ONE = re.compile(r"\s*([0-9]*)\s*-\s*([0-9]*)\s*")
 _DIGITS = 19  # no file is longer than a 64-bit offset
 
 

@@ -65,6 +65,8 @@ class DiskStore:
         self._run = run
         self.prepared = False
         """Cleared of leftovers. Nothing is written before that."""
+        self.publishing = threading.Lock()
+        """Data and manifest of one name must come from one writer."""
         self._preparing = threading.Lock()
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[tuple[int, ...], Shelved]] = {}
@@ -92,8 +94,7 @@ class DiskStore:
             if result.sink_error is not None:
                 raise result.sink_error
             sealed = shard.manifest.seal(result.digests, fingerprint(result.digests))
-            writer.publish(sealed)
-        return sealed
+            return writer.publish(sealed)
 
     def begin(self, manifest: Manifest) -> DiskWriter:
         """Reserve room for one shard. Raises TierFull or OSError."""
@@ -292,19 +293,28 @@ class DiskWriter:
         if middle:
             fault(self._mid)
 
-    def publish(self, sealed: Manifest) -> None:
-        """All chunks are written: make the shard visible. Raises TierFull or OSError."""
+    def publish(self, sealed: Manifest) -> Manifest:
+        """All chunks are written: make the shard visible. Raises TierFull or OSError.
+
+        Returns the manifest that stands: where another copy was published meanwhile, that one's.
+        """
         assert sealed.sealed
         assert self._num_written >= sealed.num_chunks
         with self._store.full_is_told(sealed):
             self._file.finish()
             fault(self._before)
-            os.rename(self._file.path, self._path)
-            sync_folder(os.path.dirname(self._path))
-            fault(self._after_data)
-            path = DiskLayout.manifest(self._store.area, sealed.checkpoint, sealed.rank)
-            write_atomically(path, sealed.to_json())
-            fault(self._after)
+            with self._store.publishing:
+                there = self._store.find(sealed.checkpoint, sealed.rank)
+                return there if there is not None else self._rename(sealed)
+
+    def _rename(self, sealed: Manifest) -> Manifest:
+        os.rename(self._file.path, self._path)
+        sync_folder(os.path.dirname(self._path))
+        fault(self._after_data)
+        path = DiskLayout.manifest(self._store.area, sealed.checkpoint, sealed.rank)
+        write_atomically(path, sealed.to_json())
+        fault(self._after)
+        return sealed
 
 
 class HeldTier:
