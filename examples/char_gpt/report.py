@@ -356,8 +356,8 @@ each mark says how long that took.</p>
 <h2>Incidents</h2>
 <div class="scroll"><table class="wide">
 <thead><tr><th></th><th>What was broken</th><th>Where the state came from</th><th
-class="n">At<br>step</th><th class="n">Back<br>at</th><th class="n">Steps<br>lost</th><th class="n">Noticed<br>after</th><th
-class="n">Resumed<br>after</th></tr></thead>
+class="n">At<br>step</th><th class="n">Back<br>at</th><th class="n">Steps<br>lost</th><th
+class="n">Noticed<br>after</th><th class="n">Resumed<br>after</th></tr></thead>
 <tbody>$incidents</tbody>
 </table></div>
 </section>
