@@ -344,8 +344,11 @@ class WorkOfCluster(RoundsOfCluster):
                 lambda m=m: self.tell(m, record.attempt, victims),
             )
             for m in members
-            if m.told is None
+            if m.told is None and self.holds(m, victims)
         ]
+
+    def holds(self, pod: Pod, victims: tuple[CheckpointId, ...]) -> bool:
+        return any(key[1] in victims for key in self.disks[pod.disk].shards)
 
     def members_of(self, leader: Pod, record: AttemptRecord) -> list[Pod] | None:
         number = self.record_world(leader)

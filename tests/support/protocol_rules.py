@@ -40,6 +40,7 @@ def _promise(patch: Patch) -> None:
     """promises._outbid and current_attempt: a promise binds rounds, words and copies."""
     patch.setattr(promises, "_outbid", lambda state, request: "")
     patch.setattr(promises, "_not_promised", lambda state, request: "")
+    patch.setattr(promises, "_not_in_order", lambda stored, record: "")
     patch.setattr(promises, "current_attempt", _recorded)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from backstay_protocol import rounds
+from backstay_protocol.rounds import Phase
 from backstay_protocol.topology import PodIdentity
 from support.protocol_cluster import (
     Action,
@@ -196,14 +197,31 @@ class Sim(WorkOfCluster):
 
     def start(self) -> None:
         """A round of the current pods, undisturbed, to the go-ahead."""
-        pods = self.current_pods()
-        for pod in pods:
+        pods = [p for p in self.current_pods() if p.replica < self.settings.replicas]
+        self.restore(*pods)
+
+    def restore(self, leader: Pod, *others: Pod) -> None:
+        """A round of exactly these pods, undisturbed, to the go-ahead or to its end."""
+        self.gather(leader, *others)
+        current = leader.leader.round
+        assert current is not None
+        own = {current.name, *(pod.name for pod in (leader, *others))}
+        while True:
+            self.settle(
+                "deliver", "load", "go", "hear", only=lambda a: bool(own & set(a[1].split()))
+            )
+            if leader.leader.round is None or leader.leader.round.phase is not Phase.HOLD:
+                return
+            self.tick(leader)
+
+    def gather(self, leader: Pod, *others: Pod) -> None:
+        """Restart the trainers of these pods and let them join; nothing is delivered yet."""
+        for pod in (leader, *others):
             if pod.run >= 0:
                 self.kill_trainer(pod)
-        for pod in [p for p in pods if p.replica < self.settings.replicas]:
             self._start_over(pod)
-            self.do(("join", f"{pod.name} joins", lambda p=pod: self.join(p, pods[0])))
-        self.settle("deliver", "load", "go")
+        for pod in (leader, *others):
+            self.do(("join", f"{pod.name} joins", lambda p=pod: self.join(p, leader)))
 
     def train(self, steps: int, *kinds: str) -> None:
         """Every rank of the newest world captures so many steps; then the given kinds of work."""
