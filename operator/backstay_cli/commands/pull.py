@@ -55,7 +55,7 @@ PULL_HELP = f"""Copy a checkpoint into a folder, every chunk verified, all or no
         --run team/gpt
     """
 
-VERIFY_HELP = f"""Check every chunk against its digest, in a pulled folder or in all copies in reach.
+VERIFY_HELP = f"""Check every chunk against its digest, in a pulled folder or in all copies.
 
     With a folder: that folder. Else all copies of one checkpoint, in every tier and on every
     replica, are read (nothing is written). Exit code 4: a copy is corrupt; 3: one is missing.

@@ -28,7 +28,6 @@ class TrainerRoot:
 
     replica: int
     shim: int
-    main: int
     memory: Path
     first_rank: int
 
@@ -61,7 +60,7 @@ class Census:
         table = tree.children_by_parent()
         living: dict[int, tuple[TrainerRoot, ProcessId]] = {}
         for root in roots.values():
-            for local, process in tree.rank_processes(root.shim, root.main, table).items():
+            for local, process in tree.rank_processes(root.shim, table).items():
                 living[root.first_rank + local] = (root, process)
                 self._note_join(root, root.first_rank + local, process)
         deaths = [

@@ -60,7 +60,7 @@ class Failures:
     def _rank_of(self, pod: Pod, local_rank: int) -> Breakage:
         process = pod.process(TRAINER)
         ranks = (
-            tree.rank_processes(process.shim_pid, process.pid, tree.children_by_parent())
+            tree.rank_processes(process.shim_pid, tree.children_by_parent())
             if process is not None
             else {}
         )

@@ -400,11 +400,10 @@ class LocalRunner:
         roots = {}
         for replica, pod in self._pods.items():
             process = pod.process(TRAINER)
-            if process is not None and process.pid:
+            if process is not None:
                 roots[replica] = TrainerRoot(
                     replica=replica,
                     shim=process.shim_pid,
-                    main=process.pid,
                     memory=self._nodes.memory(pod.plan.node),
                     first_rank=replica * self._job.spec.processes_per_replica,
                 )

@@ -44,11 +44,11 @@ def descendants(root: int, table: dict[int, list[ProcessId]]) -> list[ProcessId]
     return found
 
 
-def rank_processes(shim: int, main: int, table: dict[int, list[ProcessId]]) -> dict[int, ProcessId]:
+def rank_processes(shim: int, table: dict[int, list[ProcessId]]) -> dict[int, ProcessId]:
     """Local rank -> its process, below one trainer container.
 
-    Under torchrun these are the topmost processes that carry LOCAL_RANK (their data-loader workers
-    inherit it); where the container's own program carries it or nobody does, it is the program.
+    These are the topmost processes that carry LOCAL_RANK: torchrun sets it for its workers (their
+    data-loader workers inherit it), we set it for a program without a launcher.
     """
     found: dict[int, ProcessId] = {}
     todo = [shim]
@@ -59,9 +59,6 @@ def rank_processes(shim: int, main: int, table: dict[int, list[ProcessId]]) -> d
                 todo.append(child.pid)
             else:
                 found.setdefault(rank, child)
-    if not found:
-        own = [child for child in table.get(shim, []) if child.pid == main]
-        found = dict.fromkeys([0], own[0]) if own else {}
     return found
 
 
