@@ -4,7 +4,8 @@ Use the fixture (one server a test session, one bucket a test):
 
     from support.s3 import s3_server, bucket  # noqa: F401
 
-It dies with the test process, also when that is killed with -9.
+It dies with the test process, also when that is killed with -9. (PYTEST_DONT_REWRITE: test modules
+import it too, before pytest registers it.)
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != int(sys.argv[1]):
     os._exit(1)
 os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+_ONE_VOLUME_A_BUCKET = """
+[master.volume_growth]
+copy_1 = 1
 """
 
 
@@ -95,6 +101,7 @@ def running_s3(folder: Path) -> Iterator[S3Server]:
     ports = _free_ports(8)
     config = folder / "s3.json"
     config.write_text(json.dumps(_config()))
+    (folder / "master.toml").write_text(_ONE_VOLUME_A_BUCKET)
     with open(folder / "weed.log", "wb") as log:
         process = subprocess.Popen(
             [*_shim(), *_command(folder, config, ports)],
@@ -130,7 +137,7 @@ def _command(folder: Path, config: Path, ports: list[int]) -> list[str]:
         "-master.electionTimeout=1s",
         f"-volume.port={volume}",
         f"-volume.port.grpc={volume_grpc}",
-        "-volume.max=40",
+        "-volume.max=5000",
         "-volume.minFreeSpacePercent=1",
         "-filer",
         f"-filer.port={filer}",

@@ -37,11 +37,13 @@ from backstay_sidecar.digest import digest, fingerprint
 from backstay_sidecar.tiers.base import Cancelled, ShardReader, copy_of
 from backstay_sidecar.tiers.remote_store import SIGNED_SECONDS, RemoteStore
 from backstay_sidecar.transfer.retry import Budget, with_retries
+from backstay_sidecar.transfer.s3_errors import UploadGone
 from backstay_sidecar.transfer.upload import UploadSettings, upload
 
 __all__ = ["DeletionIntended", "NameTaken", "RemoteStore", "RemoteTier"]
 
 STALE_UPLOAD_SECONDS = 86_400.0
+UPLOAD_TRIES = 3  # where two processes go on with the same upload
 READERS = 8  # manifests that are read at once
 _FINGERPRINT = "backstay-fingerprint"  # object metadata of multipart shards
 
@@ -93,10 +95,17 @@ class RemoteTier:
         with_retries(budget, cancel, lambda: self._refuse_if_doomed(checkpoint))
         sealed = self._upload(shard, cancel, budget)
         fault("remote.before_manifest")
+        budget = Budget(self._settings.retry, self._clock)
         with_retries(budget, cancel, lambda: self._refuse_if_doomed(checkpoint))
         return with_retries(budget, cancel, lambda: self._publish(sealed))
 
     def _upload(self, shard: ShardReader, cancel: Event, budget: Budget) -> Manifest:
+        for _ in range(UPLOAD_TRIES - 1):
+            with contextlib.suppress(UploadGone):  # another process completed or aborted it
+                return self._upload_once(shard, cancel, budget)
+        return self._upload_once(shard, cancel, budget)
+
+    def _upload_once(self, shard: ShardReader, cancel: Event, budget: Budget) -> Manifest:
         manifest = shard.manifest
         key = self._layout.shard(manifest.checkpoint, manifest.rank)
         if manifest.sealed and with_retries(
