@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from backstay.errors import MisuseError
 from backstay_protocol.names import ENV_EXIT_WITH_PARENT, ENV_SWITCH, ENV_VOLUME
 
-ON_WORLD_CHANGE = ("error", "reset")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -24,6 +22,8 @@ class Settings:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_world_size: int = 1
+    """Ranks of this pod; they share the volume and the cores."""
     exit_with_parent: bool = False
     """Leave when the launcher that started this process is gone."""
     silent_seconds: float = 300.0
@@ -55,6 +55,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         rank=_number(environ, "RANK", 0),
         local_rank=_number(environ, "LOCAL_RANK", 0),
         world_size=_number(environ, "WORLD_SIZE", 1),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", 1),
         exit_with_parent=environ.get(ENV_EXIT_WITH_PARENT) == "1",
     )
 
