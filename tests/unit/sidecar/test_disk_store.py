@@ -29,7 +29,8 @@ def store(tmp_path: Path) -> DiskStore:
 
 
 def files(store: DiskStore) -> list[str]:
-    return sorted(str(p.relative_to(store.area)) for p in Path(store.area).rglob("*") if p.is_file())
+    found = [path for path in Path(store.area).rglob("*") if path.is_file()]
+    return sorted(str(path.relative_to(store.area)) for path in found)
 
 
 def again(store: DiskStore) -> DiskStore:
