@@ -27,7 +27,14 @@ import yaml
 
 from examples.char_gpt.account import Account
 from examples.char_gpt.compare import Comparison, compare_folders
-from examples.char_gpt.incidents import FAILURES, Event, Failure, may_inject, read_incidents
+from examples.char_gpt.incidents import (
+    FAILURES,
+    Event,
+    Failure,
+    is_recovery,
+    may_inject,
+    read_incidents,
+)
 from examples.char_gpt.localrun import Backstay, DemoFailed
 from examples.char_gpt.losses import LossReader
 from examples.char_gpt.picture import draw
@@ -46,19 +53,19 @@ class Director:
 
     left: list[Failure]
     last_base: int = 0
-    recovering: bool = False
+    under_way: Failure | None = None
 
     def due(self, event: Event) -> Failure | None:
         """The failure to inject after this event, if any."""
-        if event["event"] == "recovered":
-            self.recovering = False
+        if self.under_way is not None and is_recovery(self.under_way, event):
+            self.under_way = None
             self.last_base = event["base_step"]
-        if event["event"] != "progress" or self.recovering or not self.left:
+        if event["event"] != "progress" or self.under_way is not None or not self.left:
             return None
         if not may_inject(self.left[0], event, self.last_base):
             return None
-        self.recovering = True
-        return self.left.pop(0)
+        self.under_way = self.left.pop(0)
+        return self.under_way
 
 
 class Demo:
@@ -104,7 +111,7 @@ class Demo:
         finally:
             job.stop()
         losses.read()
-        if director.left or director.recovering:
+        if director.left or director.under_way:
             raise DemoFailed(
                 f"the job ended before all failures were injected and recovered from; left: "
                 f"{[f.kind for f in director.left]}; see {self._folder}/{name}.events.jsonl"
@@ -120,7 +127,8 @@ class Demo:
     ) -> None:
         self._account.tell(event, losses.loss, losses.num_steps)
         if event["event"] == "recovered":
-            for incident in read_incidents(events, losses.lines, failures)[-1:]:
+            before = len(read_incidents(events[:-1], losses.lines, failures))
+            for incident in read_incidents(events, losses.lines, failures)[before:]:
                 self._account.recovered(incident)
 
     def _compare(self, one: str, other: str) -> Comparison:

@@ -111,6 +111,11 @@ def may_inject(failure: Failure, progress: Event, last_base: int) -> bool:
     )
 
 
+def is_recovery(failure: Failure, event: Event) -> bool:
+    """Whether this event says that the run came back from this failure."""
+    return event["event"] == "recovered" and failure.kind in event["failures"]
+
+
 def judge(failure: Failure, bytes_by_tier: Mapping[str, int]) -> str:
     """Why these are not the tiers that should have served; empty: they are.
 
@@ -146,8 +151,10 @@ def read_incidents(
                 left.remove(failure)
                 pending.append((failure, event))
         elif event["event"] == "recovered":
-            found += [_incident(f, injected, event, losses, attempts) for f, injected in pending]
-            pending.clear()
+            for failure, injected in pending:
+                if is_recovery(failure, event):
+                    found.append(_incident(failure, injected, event, losses, attempts))
+            pending = [entry for entry in pending if not is_recovery(entry[0], event)]
     return tuple(found)
 
 

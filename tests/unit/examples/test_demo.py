@@ -16,6 +16,10 @@ from examples.char_gpt.incidents import FAILURES, read_incidents
 from examples.char_gpt.losses import LossLog, LossReader
 
 
+def recovery(kind: str, base_step: int) -> dict[str, Any]:
+    return {"event": "recovered", "failures": [kind], "base_step": base_step}
+
+
 def injected_at(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
     """(kind, step) of the failures that a director orders."""
     director, found = Director(list(FAILURES)), []
@@ -23,7 +27,7 @@ def injected_at(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
         failure = director.due(event)
         if failure:
             found.append((failure.kind, event["step"]))
-            director.due({"event": "recovered", "base_step": event["step"] - 1})
+            director.due(recovery(failure.kind, event["step"] - 1))
     return found
 
 
@@ -38,7 +42,9 @@ def test_the_director_waits_for_the_recovery_before_the_next_failure() -> None:
     director = Director(list(FAILURES))
     assert director.due(progress(66, 1, 0.0)) is FAILURES[0]
     assert director.due(progress(300, 1, 0.0)) is None
-    director.due({"event": "recovered", "base_step": 65})
+    director.due(recovery("container", 60))  # another one's
+    assert director.due(progress(300, 1, 0.0)) is None
+    director.due(recovery("trainer", 65))
     assert director.due(progress(300, 1, 0.0)) is FAILURES[1]
 
 
