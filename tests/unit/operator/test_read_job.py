@@ -1,0 +1,393 @@
+"""Every mistake in a manifest is one line that names the field and says what to change."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from backstay_operator.api import InvalidJob, read_job
+from backstay_operator.api.quantity import format_bytes, parse_quantity
+
+BASE: dict[str, Any] = {
+    "apiVersion": "backstay.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "gpt"},
+    "spec": {
+        "replicas": 2,
+        "podTemplate": {
+            "spec": {"containers": [{"name": "trainer", "command": ["torchrun", "train.py"]}]}
+        },
+        "checkpoint": {
+            "memory": {"everySteps": 10, "sizeLimit": "1Gi"},
+            "local": {},
+            "neighbor": {},
+            "remote": {"endpoint": "https://s3.example.org", "bucket": "models"},
+        },
+    },
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    tree = copy.deepcopy(BASE)
+    *parents, last = path.split(".")
+    node: Any = tree
+    for name in parents:
+        node = node[int(name)] if name.isdigit() else node.setdefault(name, {})
+    if value is ...:
+        del node[last]
+    else:
+        node[last] = value
+    return tree
+
+
+def problems(tree: Any) -> list[str]:
+    with pytest.raises(InvalidJob) as caught:
+        read_job(tree)
+    return [str(problem) for problem in caught.value.problems]
+
+
+CONTAINER = "spec.podTemplate.spec.containers.0"
+SHOWN = "spec.podTemplate.spec.containers[0]"
+CHECKPOINT = "spec.checkpoint"
+
+# (id, field to change, value, path that the line names, words that it must hold)
+CASES = [
+    ("api version", "apiVersion", "v1", "apiVersion", ["backstay.dev/v1alpha1"]),
+    ("kind", "kind", "Job", "kind", ["write `kind: TrainingJob`"]),
+    ("no name", "metadata.name", ..., "metadata.name", ["missing", "write `name:"]),
+    ("capital name", "metadata.name", "GPT", "metadata.name", ["'GPT'", "lower-case"]),
+    ("long name", "metadata.name", "a" * 51, "metadata.name", ["at most 50"]),
+    ("name ends in dash", "metadata.name", "a-", "metadata.name", ["lower-case"]),
+    ("name of another type", "metadata.name", 7, "metadata.name", ["got 7"]),
+    ("unknown metadata", "metadata.lables", {}, "metadata.lables", ["did you mean labels?"]),
+    ("no replicas", "spec.replicas", ..., "spec.replicas", ["missing", "write `replicas: 2`"]),
+    ("replicas in words", "spec.replicas", "two", "spec.replicas", ["got 'two'", "whole number"]),
+    ("replicas true", "spec.replicas", True, "spec.replicas", ["got True"]),
+    ("zero replicas", "spec.replicas", 0, "spec.replicas", ["got 0", "from 1"]),
+    ("half a replica", "spec.replicas", 1.5, "spec.replicas", ["got 1.5"]),
+    ("launcher", "spec.launcher", "torchrn", "spec.launcher", ["write `launcher: torchrun`"]),
+    ("misspelt field", "spec.replica", 2, "spec.replica", ["did you mean replicas?"]),
+    ("foreign field", "spec.zzz", 2, "spec.zzz", ["unknown field", "remove it; known:"]),
+    ("hang", "spec.hangSeconds", -1, "spec.hangSeconds", ["0 or more"]),
+    ("suspend", "spec.suspend", "no", "spec.suspend", ["true or false"]),
+    ("no template", "spec.podTemplate", ..., "spec.podTemplate", ["missing", "containers"]),
+    (
+        "no containers",
+        "spec.podTemplate.spec.containers",
+        ...,
+        "spec.podTemplate.spec.containers",
+        ["missing", "trainer"],
+    ),
+    ("no trainer", f"{CONTAINER}.name", "main", SHOWN[:-3], ["got main", "named trainer"]),
+    ("the sidecar's name", f"{CONTAINER}.name", "backstay-sidecar", f"{SHOWN}.name", ["choose"]),
+    ("no command", f"{CONTAINER}.command", ..., f"{SHOWN}.command", ["missing", "torchrun"]),
+    (
+        "number in the command",
+        f"{CONTAINER}.command",
+        ["torchrun", 5],
+        f"{SHOWN}.command",
+        ["list of strings", "quote numbers"],
+    ),
+    (
+        "a flag of ours",
+        f"{CONTAINER}.command",
+        ["torchrun", "--nnodes=2", "train.py"],
+        f"{SHOWN}.command",
+        ["--nnodes", "remove it"],
+    ),
+    (
+        "a flag of ours with underscores",
+        f"{CONTAINER}.command",
+        ["torchrun", "--rdzv_backend", "static", "train.py"],
+        f"{SHOWN}.command",
+        ["--rdzv-backend", "remove it"],
+    ),
+    ("env of ours", f"{CONTAINER}.env", [{"name": "RANK"}], f"{SHOWN}.env[0]", ["RANK", "remove"]),
+    (
+        "env number",
+        f"{CONTAINER}.env",
+        [{"name": "X", "value": 1}],
+        f"{SHOWN}.env[0].value",
+        ['write `value: "1"`'],
+    ),
+    ("env mapping", f"{CONTAINER}.env", {"X": "1"}, f"{SHOWN}.env", ["list of name and value"]),
+    (
+        "bad cpu",
+        f"{CONTAINER}.resources",
+        {"limits": {"cpu": "two"}},
+        f"{SHOWN}.resources.limits.cpu",
+        ["'two'", "quantity"],
+    ),
+    (
+        "privileged",
+        f"{CONTAINER}.securityContext",
+        {"privileged": True},
+        f"{SHOWN}.securityContext.privileged",
+        ["remove it"],
+    ),
+    (
+        "host network",
+        "spec.podTemplate.spec.hostNetwork",
+        True,
+        "spec.podTemplate.spec.hostNetwork",
+        ["remove it"],
+    ),
+    (
+        "host path",
+        "spec.podTemplate.spec.volumes",
+        [{"name": "x", "hostPath": {"path": "/"}}],
+        "spec.podTemplate.spec.volumes[0].hostPath",
+        ["persistentVolumeClaim"],
+    ),
+    (
+        "restart policy",
+        "spec.podTemplate.spec.restartPolicy",
+        "Never",
+        "spec.podTemplate.spec.restartPolicy",
+        ["OnFailure"],
+    ),
+    (
+        "service account",
+        "spec.podTemplate.spec.serviceAccountName",
+        "admin",
+        "spec.podTemplate.spec.serviceAccountName",
+        ["allow-list"],
+    ),
+    (
+        "another sidecar",
+        "spec.podTemplate.spec.initContainers",
+        [{"name": "x", "restartPolicy": "Always"}],
+        "spec.podTemplate.spec.initContainers[0]",
+        ["exactly one"],
+    ),
+    ("no checkpoint", CHECKPOINT, ..., CHECKPOINT, ["missing", "memory"]),
+    ("no memory", f"{CHECKPOINT}.memory", ..., f"{CHECKPOINT}.memory", ["missing", "sizeLimit"]),
+    (
+        "no schedule",
+        f"{CHECKPOINT}.memory",
+        {"sizeLimit": "1Gi"},
+        f"{CHECKPOINT}.memory.everySteps",
+        ["everySteps: 100", "everySeconds: 30"],
+    ),
+    (
+        "two schedules",
+        f"{CHECKPOINT}.memory.everySeconds",
+        5,
+        f"{CHECKPOINT}.memory.everySeconds",
+        ["both", "remove one"],
+    ),
+    (
+        "no size",
+        f"{CHECKPOINT}.memory.sizeLimit",
+        ...,
+        f"{CHECKPOINT}.memory.sizeLimit",
+        ["missing", "plus 10 %"],
+    ),
+    (
+        "size in words",
+        f"{CHECKPOINT}.memory.sizeLimit",
+        "2 gigabytes",
+        f"{CHECKPOINT}.memory.sizeLimit",
+        ["512Mi"],
+    ),
+    ("slots", f"{CHECKPOINT}.memory.slots", 9, f"{CHECKPOINT}.memory.slots", ["from 1 to 8"]),
+    (
+        "not a multiple",
+        f"{CHECKPOINT}.local.everySteps",
+        25,
+        f"{CHECKPOINT}.local.everySteps",
+        ["multiple of memory.everySteps (10)", "write `everySteps: 20`"],
+    ),
+    ("keepLast", f"{CHECKPOINT}.local.keepLast", 0, f"{CHECKPOINT}.local.keepLast", ["got 0"]),
+    (
+        "volume",
+        f"{CHECKPOINT}.local.volume",
+        "hostpath",
+        f"{CHECKPOINT}.local.volume",
+        ["hostPath"],
+    ),
+    ("pvc size", f"{CHECKPOINT}.local.volume", "pvc", f"{CHECKPOINT}.local.size", ["100Gi"]),
+    (
+        "useless size",
+        f"{CHECKPOINT}.local.size",
+        "5Gi",
+        f"{CHECKPOINT}.local.size",
+        ["no meaning", "remove it"],
+    ),
+    ("neighbor alone", f"{CHECKPOINT}.local", ..., f"{CHECKPOINT}.neighbor", ["write `local: {}`"]),
+    ("lonely neighbor", "spec.replicas", 1, f"{CHECKPOINT}.neighbor", ["2 or more replicas"]),
+    (
+        "no endpoint",
+        f"{CHECKPOINT}.remote.endpoint",
+        ...,
+        f"{CHECKPOINT}.remote.endpoint",
+        ["https"],
+    ),
+    (
+        "ftp",
+        f"{CHECKPOINT}.remote.endpoint",
+        "ftp://host",
+        f"{CHECKPOINT}.remote.endpoint",
+        ["http(s)://host[:port]"],
+    ),
+    (
+        "endpoint with a path",
+        f"{CHECKPOINT}.remote.endpoint",
+        "https://host/bucket",
+        f"{CHECKPOINT}.remote.endpoint",
+        ["without a path"],
+    ),
+    (
+        "bad port",
+        f"{CHECKPOINT}.remote.endpoint",
+        "https://host:http",
+        f"{CHECKPOINT}.remote.endpoint",
+        ["http(s)://host[:port]"],
+    ),
+    (
+        "contradiction",
+        f"{CHECKPOINT}.remote.secure",
+        False,
+        f"{CHECKPOINT}.remote.secure",
+        ["contradicts", "remove secure"],
+    ),
+    (
+        "both stores",
+        f"{CHECKPOINT}.remote.embedded",
+        True,
+        f"{CHECKPOINT}.remote.endpoint",
+        ["remove one of the two"],
+    ),
+    ("no bucket", f"{CHECKPOINT}.remote.bucket", ..., f"{CHECKPOINT}.remote.bucket", ["missing"]),
+    ("bucket", f"{CHECKPOINT}.remote.bucket", "My_B", f"{CHECKPOINT}.remote.bucket", ["3 to 63"]),
+    ("prefix", f"{CHECKPOINT}.remote.prefix", "/a", f"{CHECKPOINT}.remote.prefix", ["leading"]),
+    (
+        "misspelt schedule",
+        f"{CHECKPOINT}.remote.everyStep",
+        5,
+        f"{CHECKPOINT}.remote.everyStep",
+        ["did you mean everySteps?"],
+    ),
+    ("barrier", "spec.restore.barrierSeconds", 0, "spec.restore.barrierSeconds", ["1 or more"]),
+    ("attempt alone", "spec.restore.attempt", 3, "spec.restore.attempt", ["write `step: ...`"]),
+    ("restore", "spec.restore", "latest", "spec.restore", ["expected fields"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named", "words"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
+def test_a_mistake_is_one_line_that_names_the_field_and_what_to_write(
+    path: str, value: Any, named: str, words: list[str]
+) -> None:
+    told = problems(changed(path, value))
+    own = [line for line in told if line.startswith(f"{named}: ")]
+    assert len(own) == 1, told
+    assert "\n" not in own[0]
+    for word in words:
+        assert word in own[0], own[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c[0] for c in CASES])
+def test_a_single_mistake_makes_no_other_lines(case: tuple[Any, ...]) -> None:
+    _, path, value, named, _ = case
+    told = problems(changed(path, value))
+    if case[0] in ("no trainer", "the sidecar's name"):  # the trainer is then missing as well
+        return
+    assert [line.partition(":")[0] for line in told] == [named]
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_fields() -> None:
+    tree = changed("spec.replicas", "x")
+    tree["metadata"]["name"] = "X"
+    tree["spec"]["checkpoint"]["memory"] = {"everySteps": -1, "sizeLimit": "1Gi"}
+    paths = [line.partition(":")[0] for line in problems(tree)]
+    assert paths == ["metadata.name", "spec.replicas", "spec.checkpoint.memory.everySteps"]
+
+
+@pytest.mark.parametrize("tree", [None, [], "text", 5], ids=repr)
+def test_what_is_no_mapping_is_told_as_such(tree: Any) -> None:
+    assert problems(tree) == [f"manifest: got {tree!r}; expected fields, one `name: value` a line"]
+
+
+@pytest.mark.parametrize("tree", [{}, {"spec": None}, {"spec": {"checkpoint": None}}], ids=repr)
+def test_an_almost_empty_manifest_gives_a_list_of_what_to_write(tree: Any) -> None:
+    told = problems(tree)
+    assert len(told) >= 4
+    assert all("write" in line for line in told)
+
+
+def test_a_long_value_is_shortened_in_the_message() -> None:
+    (line,) = problems(changed("spec.launcher", "x" * 5000))
+    assert len(line) < 250
+
+
+def test_a_valid_manifest_is_read_with_its_defaults() -> None:
+    job = read_job(copy.deepcopy(BASE))
+    spec = job.spec
+    assert (job.name, job.namespace, job.run) == ("gpt", "default", "default/gpt")
+    assert (spec.replicas, spec.processes_per_replica, job.world_size) == (2, 1, 2)
+    assert spec.launcher == "torchrun"
+    assert spec.checkpoint.memory.size_limit_bytes == 1 << 30
+    assert spec.checkpoint.memory.schedule.every_steps == 10
+    assert spec.checkpoint.local is not None
+    assert spec.checkpoint.local.retention.keep_last == 2
+    assert spec.checkpoint.remote is not None
+    assert spec.checkpoint.remote.endpoint == "https://s3.example.org"
+    assert spec.restore.choice is None
+
+
+def test_a_bare_host_becomes_https_and_http_only_when_asked() -> None:
+    secure = changed("spec.checkpoint.remote.endpoint", "minio:9000")
+    remote = read_job(copy.deepcopy(secure)).spec.checkpoint.remote
+    assert remote is not None
+    assert remote.endpoint == "https://minio:9000"
+    secure["spec"]["checkpoint"]["remote"]["secure"] = False
+    remote = read_job(secure).spec.checkpoint.remote
+    assert remote is not None
+    assert remote.endpoint == "http://minio:9000"
+
+
+def test_local_volume_none_means_no_local_tier() -> None:
+    tree = changed("spec.checkpoint.local", {"volume": "none"})
+    del tree["spec"]["checkpoint"]["neighbor"]
+    assert read_job(tree).spec.checkpoint.local is None
+
+
+def test_flags_of_the_users_own_program_are_not_ours_to_judge() -> None:
+    command = ["torchrun", "train.py", "--nnodes", "3"]
+    assert read_job(changed(f"{CONTAINER}.command", command))
+
+
+def test_a_choice_by_hand_carries_a_token_that_changes_with_it() -> None:
+    one = read_job(changed("spec.restore", {"step": 100, "attempt": 5})).spec.restore.choice
+    two = read_job(changed("spec.restore", {"step": 100, "attempt": 6})).spec.restore.choice
+    assert one is not None
+    assert two is not None
+    assert (one.step, one.attempt) == (100, 5)
+    assert one.token != two.token
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1Ki", 1024), ("1.5Gi", 1.5 * 2**30), ("2M", 2e6), (7, 7), ("500m", 0.5), ("0", 0)],
+)
+def test_quantities_are_read_as_kubernetes_does(text: Any, number: float) -> None:
+    parsed = parse_quantity(text)
+    assert parsed is not None
+    assert float(parsed) == number
+
+
+@pytest.mark.parametrize("text", ["", "1 Gi", "Gi", "-1", "1e3x", None, True, [], "1gi"])
+def test_what_is_no_quantity_is_none(text: Any) -> None:
+    assert parse_quantity(text) is None
+
+
+def test_bytes_are_shown_in_binary_units() -> None:
+    assert [format_bytes(n) for n in (0, 1023, 1024, 3 << 29)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 GiB",
+    ]
