@@ -92,7 +92,7 @@ class NeighborTier:
         """
         sealed = _sealed(shard, cancel)
         begun, pause = self._clock.monotonic(), FIRST_PAUSE_SECONDS
-        while True:
+        while not cancel.is_set():
             neighbor = self._required()
             reply = self._offer(neighbor, sealed)
             if reply.status == COMPLETE:
@@ -105,9 +105,9 @@ class NeighborTier:
                     f"replica {neighbor.replica} has pulled rank {sealed.rank} of "
                     f"{sealed.checkpoint} for {PULL_SECONDS:g} s and is not done"
                 )
-            if cancel.wait(pause):
-                raise Cancelled(f"offer of rank {sealed.rank} of {sealed.checkpoint}: told to stop")
+            cancel.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        raise Cancelled(f"offer of rank {sealed.rank} of {sealed.checkpoint}: told to stop")
 
     def _offer(self, neighbor: Neighbor, sealed: Manifest) -> ReplicaReply:
         offer = ReplicaOffer(
