@@ -153,9 +153,10 @@ def on_verdict(current: Round, event: VerdictGiven, settings: RoundSettings) -> 
     if failed:
         why = "; ".join(f"rank {verdict.rank}: {verdict.error}" for verdict in failed)
         return give_up(current, CANT_LOAD, why, retry=False)
-    bad = [source for verdict in request.verdicts for source in verdict.bad if not verdict.ok]
-    if bad:
+    bad = [source for verdict in request.verdicts for source in verdict.bad]
+    if bad and not all(verdict.ok for verdict in request.verdicts):
         return _strike(current, request.replica, bad, settings)
+    current = _note_bad(current, bad)
     if {v.rank for v in request.verdicts} != set(settings.ranks_of(request.replica)):
         return current, ()
     verdicts = {**current.verdicts, request.replica: request.verdicts}
@@ -183,6 +184,20 @@ def _strike(current: Round, reader: int, bad: list[BadSource], settings: RoundSe
         return give_up(current, SOURCES_AWAY, why, retry=True, after=RETRY_SECONDS)
     marks = {**current.unreachable, reader: frozenset(unreachable)}
     return decide(replace(current, struck=struck, unreachable=marks), settings)
+
+
+def _note_bad(current: Round, bad: list[BadSource]) -> Round:
+    """Another source served instead: nothing to decide again, but the copy stays struck out."""
+    assert current.decision is not None
+    base = current.decision.base
+    if base is None:
+        return current
+    struck = dict(current.struck)
+    for source in bad:
+        if source.proven:
+            copy = (base, source.shard_rank, source.tier, source.holder)
+            struck[copy] = _what_is_bad(copy, source.detail)
+    return replace(current, struck=struck)
 
 
 def _what_is_bad(copy: Strike, detail: str) -> str:

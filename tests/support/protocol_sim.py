@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from backstay_protocol import rounds
+from backstay_protocol.ids import CheckpointId
 from backstay_protocol.rounds import Phase
 from backstay_protocol.topology import PodIdentity
 from support.protocol_cluster import (
@@ -81,6 +83,15 @@ class Sim(WorkOfCluster):
                 continue
             if len(self.pods) < 8:
                 found += self._replacements(pod)
+        found += [
+            (
+                "corrupt",
+                f"the remote copy of {shard.fingerprint} goes bad",
+                partial(self.corrupt, key),
+            )
+            for key, shard in self.remote.shards.items()
+            if key not in self.remote.corrupt and len(self.remote.corrupt) < 2
+        ]
         what = "goes away" if self.remote.up else "comes back"
         if self.settings.remote_configured:
             found.append(("remote", f"remote tier {what}", self.flip_remote))
@@ -171,6 +182,9 @@ class Sim(WorkOfCluster):
             identity = PodIdentity(replica=replica, generation=self.generation, current=current)
             disk = old.disk if old is not None and usable else len(self.disks) - 1
             self.pods.append(Pod(len(self.pods), identity, disk))
+
+    def corrupt(self, key: tuple[CheckpointId, int]) -> None:
+        self.remote.corrupt.add(key)
 
     def flip_remote(self) -> None:
         self.remote.up = not self.remote.up
