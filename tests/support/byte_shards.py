@@ -58,6 +58,8 @@ class BytesReader:
         self.manifest = manifest
         self.before_read = before_read
         self.reads = 0
+        self.reads_whole = False
+        """The read under way wants all of the shard at once."""
         self._lock = threading.Lock()
 
     @property
@@ -67,6 +69,7 @@ class BytesReader:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         with self._lock:
             self.reads += 1
+            self.reads_whole = len(buffer) == len(self.data)
         if self.before_read is not None:
             self.before_read(offset)
         buffer[:] = self.data[offset : offset + len(buffer)]

@@ -105,7 +105,7 @@ class Keeper:
         there = await asyncio.to_thread(self._store.find, *key)
         if there is not None:
             return _compared(there, manifest)
-        if (failure := self._failures.pop(key, "")) and key not in self._jobs:
+        if failure := self._failures.pop(key, ""):  # told once; the next offer goes on
             return ReplicaReply(status=REFUSED, why=failure)
         return await self._pull(key, offer, manifest)
 

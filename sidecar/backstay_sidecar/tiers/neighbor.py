@@ -118,9 +118,11 @@ class NeighborTier:
             attempt=self._attempt(),
             manifest=codec.to_plain(sealed),
         )
-        return codec.loads(
-            ReplicaReply, self._exchange(neighbor, "POST", URL_REPLICAS, codec.dumps(offer))
-        )
+        endpoint = self._at(neighbor, URL_REPLICAS, {"Content-Type": "application/json"})
+        status, answer = exchange(endpoint, "POST", codec.dumps(offer), timeout=OFFER_SECONDS)
+        if status != 200:
+            raise _as_refused(endpoint, status, answer)
+        return codec.loads(ReplicaReply, answer)
 
     def _refused(self, why: str, neighbor: Neighbor, shard: ShardReader, cancel: Event) -> None:
         """The neighbour could not take it: raise what that means for this side.
@@ -169,15 +171,9 @@ class NeighborTier:
     # --- delete --------------------------------------------------------------------------------
 
     def delete(self, checkpoint: CheckpointId, rank: int) -> None:
-        """Ask the holder to let its copy go. No error if it is not there.
-
-        Raises Unreachable, or Refused with the holder's words.
+        """Forget the copy. Its holder lets it go by itself, on the leader's word only: no sidecar
+        may take a copy away from another one.
         """
-        holder = self._holder(checkpoint, rank)
-        target = self._endpoint(holder, URL_SHARD, checkpoint, rank)
-        status, body = exchange(target, "DELETE", timeout=OFFER_SECONDS)
-        if status not in (200, 204, 404, 410):
-            raise _as_refused(target, status, body)
         with self._lock:
             self._confirmed.pop((checkpoint, rank), None)
 
@@ -200,19 +196,12 @@ class NeighborTier:
         filled = path.format(checkpoint=checkpoint, rank=rank)
         return self._at(neighbor, f"{filled}?tier={NEIGHBOR}")
 
-    def _at(self, neighbor: Neighbor, target: str) -> Endpoint:
+    def _at(
+        self, neighbor: Neighbor, target: str, headers: Mapping[str, str] | None = None
+    ) -> Endpoint:
         scheme = "http" if self._tls is None else "https"
-        return Endpoint(f"{scheme}://{neighbor.address}{target}", self._headers, tls=self._tls)
-
-    def _exchange(self, neighbor: Neighbor, method: str, path: str, body: bytes) -> bytes:
-        endpoint = self._at(neighbor, path)
-        endpoint = Endpoint(
-            endpoint.url, {**endpoint.headers, "Content-Type": "application/json"}, tls=self._tls
-        )
-        status, answer = exchange(endpoint, method, body, timeout=OFFER_SECONDS)
-        if status != 200:
-            raise _as_refused(endpoint, status, answer)
-        return answer
+        sent = {**self._headers, **(headers or {})}
+        return Endpoint(f"{scheme}://{neighbor.address}{target}", sent, tls=self._tls)
 
 
 class _NeighborReader:
