@@ -68,8 +68,11 @@ def observe(
     )
 
 
-def warnings(seen: Observed) -> list[str]:
-    """Sentences for people, the worst first."""
+def warnings(seen: Observed, *, of_the_job: bool = True) -> list[str]:
+    """Sentences for people, the worst first.
+
+    `of_the_job`: also what is the same for every pod of the job, and is to be said by one of them.
+    """
     found = []
     needed = int(seen.num_slots * seen.num_local_ranks * seen.state_bytes * SPARE)
     if 0 < seen.volume_bytes < needed:
@@ -79,7 +82,7 @@ def warnings(seen: Observed) -> list[str]:
             f"{_size(needed)}: saves will be skipped. Set spec.checkpoint.memory.sizeLimit to "
             "that, or memory.slots to 1"
         )
-    if REMOTE not in seen.tiers:
+    if of_the_job and REMOTE not in seen.tiers:
         found.append(
             f"no remote tier is configured (only {', '.join(seen.tiers)}): nothing is durable, and "
             "a job that loses all its nodes starts from nothing. Set spec.checkpoint.remote"

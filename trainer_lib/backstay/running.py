@@ -102,7 +102,7 @@ class Running:
         seen = preflight.observe(
             self._client, settings.volume, structure, joined.reply, settings.local_world_size
         )
-        for warning in preflight.warnings(seen):
+        for warning in preflight.warnings(seen, of_the_job=settings.rank == 0):
             warn(warning)
 
     def _notify(self, notice: CaptureNotice) -> None:

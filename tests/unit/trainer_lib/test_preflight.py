@@ -35,9 +35,11 @@ def test_a_small_volume_is_warned_of_with_the_size_that_is_needed() -> None:
 
 
 def test_a_job_without_a_remote_tier_is_told_that_nothing_is_durable() -> None:
-    (warning,) = warnings(replace(GOOD, tiers=("memory", "local")))
+    seen = replace(GOOD, tiers=("memory", "local"))
+    (warning,) = warnings(seen)
 
     assert "nothing is durable" in warning
+    assert warnings(seen, of_the_job=False) == []
 
 
 def test_a_tier_in_trouble_is_named_with_its_trouble() -> None:
