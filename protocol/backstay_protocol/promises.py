@@ -60,7 +60,7 @@ def promise(
 def store(
     state: AttemptState, request: StoreRequest, pod: PodIdentity, *, has_disk: bool = True
 ) -> tuple[AttemptState, bool, str]:
-    """(new state, stored, why). Only what the promise was given for; `ran` only after the record."""
+    """(new state, stored, why). Only what was promised; the go-ahead only after the record."""
     record = request.record
     why = _not_promised(state, request) or _not_in_order(state.record, record)
     if why:
