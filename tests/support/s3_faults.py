@@ -17,7 +17,6 @@ import contextlib
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -238,6 +237,7 @@ class _Proxied:
         self._upstream: socket.socket | None = None
         self._store_reader = None
         self._passed = 0
+        self._changed = threading.Event()
 
     def close(self) -> None:
         self._reader.close()
@@ -253,6 +253,7 @@ class _Proxied:
             return False
         method, path, _ = head[0].split(" ", 2)
         fault, changed = self._owner.fault_for(method, path)
+        self._changed = changed
         length = int(_header(head, "content-length") or 0)
         if fault.kind in (REFUSE, RESET):
             raise _Broken
@@ -297,8 +298,9 @@ class _Proxied:
         return (_header(head, "connection") or "").lower() != "close"
 
     def _copy(self, source, sink: socket.socket, length: int, fault: _Fault) -> None:
+        piece = max(1, fault.num_bytes // 20) if fault.kind == THROTTLE else _SLICE
         while length:
-            data = source.read1(min(_SLICE, length))
+            data = source.read1(min(piece, _SLICE, length))
             if not data:
                 raise _Broken
             self._pass(data, sink, fault)
@@ -311,8 +313,8 @@ class _Proxied:
             if self._owner.drop_now(fault):
                 raise _Broken
             data = data[fault.num_bytes - self._passed :]
-        if fault.kind == THROTTLE:
-            time.sleep(len(data) / fault.num_bytes)
+        if fault.kind == THROTTLE:  # once the fault is changed, the rest goes at full speed
+            self._changed.wait(len(data) / fault.num_bytes)
         self._passed += len(data)
         sink.sendall(data)
 
