@@ -267,7 +267,7 @@ def _from_nothing(view: RestoreView, head: Lineage | None) -> Fresh | Refuse:
             reason=f"attempt {begun.attempt} started from {begun.base}, and no shard of any "
             "checkpoint is in sight; to start from nothing give the job another runName"
         )
-    if view.remote_configured and not _remote_counts(view):
+    if _may_hide_some(view):
         return Refuse(
             reason="no checkpoint is in sight here and the remote tier could not be listed; "
             "it may hold some"
@@ -280,6 +280,11 @@ def _from_nothing(view: RestoreView, head: Lineage | None) -> Fresh | Refuse:
         choice=_applied(view),
         reason=f"there is no checkpoint anywhere in sight ({where}): starting from nothing",
     )
+
+
+def _may_hide_some(view: RestoreView) -> bool:
+    """Rule `freshlist`: a remote tier that was not listed may hold what is not in sight here."""
+    return view.remote_configured and not _remote_counts(view)
 
 
 # --- by hand --------------------------------------------------------------------------------------
