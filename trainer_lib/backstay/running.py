@@ -129,7 +129,9 @@ class Running:
         if step is not None and step > self._step:
             self._step = step
             self._attachment.report(step)
-        return self._force(metadata)
+        saved = self._force(metadata)
+        saved.settle = self._engine.wait
+        return saved
 
     def wait(self, tier: str | None, timeout: float | None) -> bool:
         """Checkpointer.wait."""
@@ -197,7 +199,8 @@ class Running:
         thread.start()
 
     def _ask_to_persist(self, saved: SaveResult) -> None:
-        if saved.result(COPY_SECONDS):
+        saved.done.wait(COPY_SECONDS)
+        if saved.published:
             self._persist_now(CheckpointId(saved.step, saved.attempt), PERSIST_SECONDS)
 
     def _persist_now(self, checkpoint: CheckpointId, bound_seconds: float) -> None:
@@ -248,7 +251,7 @@ class Running:
         while True:
             saved = self._force(None, overlap=False)
             self._engine.wait(COPY_SECONDS)
-            if saved.result(COPY_SECONDS):
+            if saved.published:
                 return CheckpointId(saved.step, saved.attempt)
             if SYSTEM_CLOCK.monotonic() + RETRY_SECONDS > deadline:
                 raise _NotSaved(saved.why or "its copy is still under way")

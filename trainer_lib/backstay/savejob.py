@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
+from backstay_protocol.manifest import Manifest
+
 from backstay.copying import Copy, Transfer
 from backstay.shardfile import Frame
 from backstay.slotmap import Mapping
 from backstay.structure import NamedTensor
-from backstay_protocol.manifest import Manifest
 
 
 class Skip(Exception):
@@ -35,9 +36,13 @@ class SaveResult:
     slot: int = -1
     stall_seconds: float = 0.0
     """For how long training was held up, so far."""
+    settle: Callable[[float | None], object] | None = None
+    """Brings the save to its end; called in the training thread, for which it may be waiting."""
 
     def result(self, timeout: float | None = None) -> bool:
-        """Wait, bounded, and say whether it was published."""
+        """Wait, bounded, and say whether it was published. To be called in the training thread."""
+        if self.settle is not None and not self.done.is_set():
+            self.settle(timeout)
         self.done.wait(timeout)
         return self.published
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 
 import backstay
 import pytest
@@ -176,13 +177,15 @@ def test_what_can_not_be_saved_is_told_before_the_others_are_asked(sidecar) -> N
 
 def test_a_failed_restore_leaves_no_thread_and_no_mapping(sidecar) -> None:
     sidecar.restores.append(RestoreReply(status=FAILED, message="rank 3 did not come"))
-    before = len(os.listdir("/proc/self/task"))
     checkpointer = backstay.Checkpointer(make_state())
 
     with pytest.raises(RestoreFailed, match="rank 3 did not come"):
         checkpointer.restore()
 
-    assert len(os.listdir("/proc/self/task")) == before
+    left = [t.name for t in threading.enumerate() if t.name.startswith("backstay")]
+    assert left == []
+    with open("/proc/self/maps") as maps:
+        assert sidecar.memory.root not in maps.read()
 
 
 def test_a_volume_that_is_not_there_is_named(monkeypatch, tmp_path) -> None:
@@ -287,6 +290,16 @@ def test_a_step_that_was_saved_by_schedule_is_persisted_rather_than_saved_twice(
 
     assert [notice.step for notice in sidecar.captures] == [1]
     assert sidecar.persisted == [CheckpointId(1, ATTEMPT)]
+
+
+def test_the_result_of_a_save_can_be_waited_for_before_the_next_step(sidecar) -> None:
+    state = make_state()
+    with backstay.Checkpointer(state) as checkpointer:
+        checkpointer.restore()
+        for step in range(1, 7):
+            train(state)
+            checkpointer.step(step)
+            assert checkpointer.save().result(timeout=60)
 
 
 def test_save_with_a_step_reports_it(sidecar, orders) -> None:
