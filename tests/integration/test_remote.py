@@ -16,9 +16,11 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from backstay_protocol import codec
 from backstay_protocol.errors import Cancelled, DigestMismatch, Unreachable
 from backstay_protocol.layout import RemoteLayout
 from backstay_protocol.pull import Endpoint, get_bytes, pull, read_range
+from backstay_protocol.records import CommitRecord, CommitShard
 from backstay_sidecar.digest import digest
 from backstay_sidecar.tiers.remote import DeletionIntended, NameTaken, RemoteStore, RemoteTier
 from backstay_sidecar.transfer.retry import RetryPolicy
@@ -40,7 +42,7 @@ from backstay_sidecar.transfer.s3_errors import (
     WrongSecretKey,
 )
 from backstay_sidecar.transfer.upload import UploadSettings
-from support.byte_shards import RUN, byte_shard
+from support.byte_shards import RUN, BytesReader, byte_shard
 from support.s3 import S3Server
 from support.s3_faults import S3Faults
 
@@ -445,6 +447,67 @@ def test_deleting_takes_the_shard_and_what_was_begun(
     assert_not_visible(direct, reader)
     assert store.list("") == []
     assert store.unfinished_uploads("") == ()
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+def commit_of(readers: list[BytesReader]) -> CommitRecord:
+    first = readers[0].manifest
+    return CommitRecord(
+        checkpoint=first.checkpoint,
+        world_size=first.world_size,
+        plan=first.plan,
+        chunk_size=first.chunk_size,
+        chain=(),
+        shards=tuple(
+            CommitShard(rank=r.manifest.rank, size=len(r.data), fingerprint=r.manifest.fingerprint)
+            for r in readers
+        ),
+        created=1.0,
+    )
+
+
+def test_a_commit_record_speaks_for_its_manifests_and_what_is_known_is_not_read_again(
+    s3_server: S3Server, bucket: str, faults: S3Faults, direct: RemoteTier
+) -> None:
+    readers = [byte_shard(seed=rank, rank=rank) for rank in range(3)]
+    loose = byte_shard(step=8)
+    for reader in (*readers, loose):
+        direct.put(reader, threading.Event())
+    before = set(direct.inventory())
+    store = store_at(s3_server, bucket)
+    store.create(LAYOUT.commit(readers[0].checkpoint), codec.dumps(commit_of(readers)))
+    tier = tier_over(store_at(s3_server, bucket, faults.endpoint))
+    assert set(tier.inventory()) == before
+    read = [path.partition("?")[0].rpartition("/")[2] for _, path in faults.requests]
+    assert sorted(read) == ["00000.json", "commit.json", bucket]
+    faults.requests.clear()
+    assert set(tier.inventory()) == before
+    assert len(faults.requests) == 1
+
+
+def test_a_manifest_without_its_bytes_or_that_is_none_is_not_listed(
+    s3_server: S3Server, bucket: str, direct: RemoteTier
+) -> None:
+    store = store_at(s3_server, bucket)
+    lonely, torn, short = (byte_shard(rank=rank) for rank in range(3))
+    store.create(LAYOUT.manifest(lonely.checkpoint, 0), lonely.manifest.to_json())
+    store.create(LAYOUT.manifest(torn.checkpoint, 1), torn.manifest.to_json()[:-9])
+    store.create(LAYOUT.shard(torn.checkpoint, 1), bytes(torn.data))
+    store.create(LAYOUT.manifest(short.checkpoint, 2), short.manifest.to_json())
+    store.create(LAYOUT.shard(short.checkpoint, 2), bytes(short.data[:-1]))
+    assert list(direct.inventory()) == []
+    with pytest.raises(NameTaken, match="not a manifest"):
+        direct.put(torn, threading.Event())
+
+
+def test_a_run_does_not_see_another_run_of_the_same_bucket(
+    s3_server: S3Server, bucket: str, direct: RemoteTier
+) -> None:
+    other = RemoteTier(store_at(s3_server, bucket), RemoteLayout("", "team/run-2"))
+    direct.put(byte_shard(), threading.Event())
+    assert list(other.inventory()) == []
 
 
 # --- killed in the middle -------------------------------------------------------------------------
