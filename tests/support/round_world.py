@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,10 @@ class Wire:
         self._world = world
         self.cut: set[int] = set()
         """Replicas that can't be reached."""
-        self.before: Callable[[str, int], None] = lambda call, replica: None
+        self.cut_verdicts: set[int] = set()
+        """Replicas whose verdicts reach the leader while the answers are lost."""
+        self.refuse_ran: set[int] = set()
+        """Replicas that the go-ahead's store does not reach."""
 
     headers = {"Authorization": "Bearer t"}  # noqa: RUF012 - constant
 
@@ -64,27 +66,30 @@ class Wire:
     async def promise(
         self, replica: int, request: PromiseRequest, timeout_seconds: float
     ) -> PromiseReply:
-        return await self._member("promise", replica).promise(request)
+        return await self._member(replica).promise(request)
 
     async def store(
         self, replica: int, request: StoreRequest, timeout_seconds: float
     ) -> StoreReply:
-        return await self._member("store", replica).store(request)
+        if request.record.ran and replica in self.refuse_ran:
+            raise Unreachable(f"replica {replica} is cut off")
+        return await self._member(replica).store(request)
 
     async def join(self, request: JoinRequest) -> JoinReply:
-        return await self._leader("join", request.replica).join(request)
+        return await self._leader(request.replica).join(request)
 
     async def verdict(self, request: VerdictRequest) -> VerdictReply:
-        return await self._leader("verdict", request.replica).verdict(request)
+        reply = await self._leader(request.replica).verdict(request)
+        if request.replica in self.cut_verdicts:
+            raise Unreachable("the answer was lost")
+        return reply
 
-    def _member(self, call: str, replica: int) -> Member:
-        self.before(call, replica)
+    def _member(self, replica: int) -> Member:
         if replica in self.cut or replica not in self._world.members:
             raise Unreachable(f"replica {replica} is cut off")
         return self._world.members[replica]
 
-    def _leader(self, call: str, replica: int) -> RoundDriver:
-        self.before(call, replica)
+    def _leader(self, replica: int) -> RoundDriver:
         if 0 in self.cut or replica in self.cut or self._world.leader is None:
             raise Unreachable("the leader is cut off")
         return self._world.leader

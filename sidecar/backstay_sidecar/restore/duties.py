@@ -107,6 +107,7 @@ class Duties:
         self.record = record
         self.orders = OrderBook(self._topology, record.attempt, now, wall)
         self.census.begin(record.attempt)
+        self.remote = replace(self.remote, base_recorded=False)
         self._chosen = {}
         self._asked = {}
         self._replaced_by = 0

@@ -253,7 +253,7 @@ class Member:
         if request.nonce in self._desk.replaced:
             return ConfirmReply(status=FAILED, message=_REPLACED)
         if (reply := self._verdict_for(request)) is not None:
-            return reply
+            return self._let_go(request, reply)
         joined = self._desk.joins[request.rank]
         joined.heard = self._clock.monotonic()
         joined.verdict = RankVerdict(
@@ -273,6 +273,18 @@ class Member:
         finally:
             joined.open -= 1
         return self._verdict_for(request) or ConfirmReply(status=WAIT, message=self._desk.message)
+
+    def _let_go(self, request: ConfirmRequest, reply: ConfirmReply) -> ConfirmReply:
+        """A rank that joined again for a round that it had its go-ahead for leaves restore."""
+        desk = self._desk
+        joined = desk.joins.get(request.rank)
+        if reply.status == GO and joined is not None and joined.request.nonce == request.nonce:
+            del desk.joins[request.rank]
+            desk.version += 1
+            if not desk.joins:
+                desk.decision = desk.resolved = None
+            self._changes.notify()
+        return reply
 
     def _unfit(self, request: RestoreRequest) -> str:
         if not works_with(request.protocol):
@@ -490,7 +502,7 @@ class Member:
                 continue
             silent_since = None
             if reply is not None:
-                self._obey(verdicts, reply)
+                await self._obey(verdicts, reply)
 
     def _verdicts(self) -> VerdictRequest | None:
         desk = self._desk
@@ -508,8 +520,11 @@ class Member:
             wait_seconds=POLL_SECONDS,
         )
 
-    def _obey(self, asked: VerdictRequest, reply: VerdictReply) -> None:
+    async def _obey(self, asked: VerdictRequest, reply: VerdictReply) -> None:
         desk = self._desk
+        if reply.status == GO and reply.record is not None and not self.ran(asked.round):
+            # A leader that died between the go-ahead's stores left this one out.
+            await self.store(StoreRequest(round=asked.round, record=reply.record))
         if reply.status == WAIT:
             desk.message = reply.message
         elif reply.status == FAILED:

@@ -129,7 +129,8 @@ class RoundDriver:
     async def verdict(self, request: VerdictRequest) -> VerdictReply:
         """Held until all have told how their loads went, or its time is up."""
         if self._began_before(request):
-            return VerdictReply(status=GO, message="the go-ahead was given before", record=None)
+            message = "the go-ahead was given before the leader's sidecar restarted"
+            return VerdictReply(status=GO, message=message, record=self._own.record)
         self.feed(rounds.VerdictGiven(request))
         await self._changes.until(
             lambda: rounds.answer_verdict(self._round, request).status != WAIT,

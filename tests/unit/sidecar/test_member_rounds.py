@@ -78,9 +78,6 @@ async def test_the_last_copy_proven_bad_sends_everyone_to_an_older_checkpoint(
             shelf.copies.append(copy(8, FIRST, replica, "memory", replica))
         bad = BadSource(shard_rank=1, tier="memory", holder=1, proven=True, detail="wrong digest")
 
-        class OnlyStepEight(type(world.rank(0))):  # type: ignore[misc]
-            pass
-
         rank = world.rank(1)
         first = asyncio.create_task(world.rank(0).run())
         reply = await rank.until_load()
@@ -141,11 +138,11 @@ async def test_a_replaced_process_that_asks_again_is_told_to_end(tmp_path: Path)
         old = world.rank(1)
         with pytest.raises(TimeoutError):
             await old.run(patience=0.5)
-        asyncio_task = asyncio.create_task(world.rank(1).run())
+        younger = asyncio.create_task(world.rank(1).run())
         await asyncio.sleep(0.05)
         reply = await world.members[1].restore(old.request())
         await world.rank(0).run()
-        await asyncio_task
+        await younger
     assert (reply.status, "replaced" in reply.message) == ("failed", True)
 
 
@@ -201,6 +198,55 @@ async def test_a_leader_that_restarts_while_ranks_load_leads_another_round(
         results = [await rank.run(), await first]
     assert {decision.attempt for decision, _ in results} == {reply.decision.attempt + 1}
     assert {decision.base for decision, _ in results} == {CheckpointId(5, FIRST)}
+
+
+async def test_a_sidecar_that_restarts_before_its_rank_heard_of_the_go_ahead_rejoins(
+    tmp_path: Path,
+) -> None:
+    async with World(tmp_path) as world:
+        first = asyncio.create_task(world.rank(0).run())
+        rank = world.rank(1)
+        reply = await rank.until_load()
+        assert reply.decision is not None
+        world.wire.cut_verdicts = {1}
+        answer = asyncio.create_task(rank.confirm(reply.decision))
+        await asyncio.sleep(0.1)
+        answer.cancel()
+        await world.stop_member(1)
+        world.wire.cut_verdicts = set()
+        await world.start_member(1)
+        results = [await rank.run(), await first]
+        assert world.members[1].attempt == FIRST
+    assert {decision.attempt for decision, _ in results} == {FIRST}
+
+
+async def test_a_rank_that_asks_again_after_its_go_ahead_gets_the_same_attempt(
+    tmp_path: Path,
+) -> None:
+    async with World(tmp_path) as world:
+        ranks = [world.rank(0), world.rank(1)]
+        await world.restore(*ranks)
+        decision, answer = await ranks[1].run()  # type: ignore[misc]
+        assert (decision.attempt, answer.status) == (FIRST, "go")
+        assert world.members[1].attempt == FIRST
+        assert world.members[1].joined == ()
+
+
+async def test_a_leader_that_dies_between_the_stores_of_the_go_ahead_leaves_nobody_behind(
+    tmp_path: Path,
+) -> None:
+    async with World(tmp_path) as world:
+        world.wire.refuse_ran = {1}
+        ranks = [asyncio.create_task(world.rank(r).run()) for r in range(2)]
+        while world.members[0].attempt != FIRST:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        await world.stop_leader()
+        assert not world.members[1].record.ran  # type: ignore[union-attr]
+        world.wire.refuse_ran = set()
+        await world.start_leader()
+        results = [await rank for rank in ranks]
+        assert {world.members[r].attempt for r in range(2)} == {FIRST}
+    assert {decision.attempt for decision, _ in results} == {FIRST}
 
 
 async def test_a_cut_off_leader_is_waited_for_and_named(tmp_path: Path) -> None:
