@@ -140,6 +140,7 @@ class LocalRunner:
             clock=self._clock,
         )
         self._listen_for_signals()
+        self._state.write(self._status)
         announce(self._status, self._state)
         failures = Failures(self._pods, self._nodes, self._lose_node)
         self._failures = failures
@@ -311,7 +312,7 @@ class LocalRunner:
         return ranks, f"the trainer ends before it calls restore(): {words}"
 
     def _persist(self, status: LocalStatus) -> None:
-        if status != self._status or not self._state.exists():
+        if status != self._status:
             self._state.write(status)
         self._status = status
 

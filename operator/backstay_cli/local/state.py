@@ -129,10 +129,6 @@ class StateFolder:
                 "start over with --fresh (it forgets the job's checkpoints in that folder)",
             ) from error
 
-    def exists(self) -> bool:
-        """Whether there is a status."""
-        return self._status.exists()
-
     def write(self, status: LocalStatus) -> None:
         """Durably, before anything that it announces is done."""
         write_atomically(str(self._status), codec.dumps(status), mode=0o600)
