@@ -45,7 +45,6 @@ __all__ = ["DeletionIntended", "NameTaken", "RemoteStore", "RemoteTier"]
 STALE_UPLOAD_SECONDS = 86_400.0
 UPLOAD_TRIES = 3  # where two processes go on with the same upload
 READERS = 8  # manifests that are read at once
-_FINGERPRINT = "backstay-fingerprint"  # object metadata of multipart shards
 
 
 class NameTaken(BackstayError):
@@ -93,46 +92,32 @@ class RemoteTier:
         if there is not None:
             return there
         with_retries(budget, cancel, lambda: self._refuse_if_doomed(checkpoint))
-        sealed = self._upload(shard, cancel, budget)
+        sealed = self._upload(shard, cancel)
         fault("remote.before_manifest")
         budget = Budget(self._settings.retry, self._clock)
         with_retries(budget, cancel, lambda: self._refuse_if_doomed(checkpoint))
         return with_retries(budget, cancel, lambda: self._publish(sealed))
 
-    def _upload(self, shard: ShardReader, cancel: Event, budget: Budget) -> Manifest:
+    def _upload(self, shard: ShardReader, cancel: Event) -> Manifest:
         for _ in range(UPLOAD_TRIES - 1):
             with contextlib.suppress(UploadGone):  # another process completed or aborted it
-                return self._upload_once(shard, cancel, budget)
-        return self._upload_once(shard, cancel, budget)
+                return self._upload_once(shard, cancel)
+        return self._upload_once(shard, cancel)
 
-    def _upload_once(self, shard: ShardReader, cancel: Event, budget: Budget) -> Manifest:
+    def _upload_once(self, shard: ShardReader, cancel: Event) -> Manifest:
         manifest = shard.manifest
-        key = self._layout.shard(manifest.checkpoint, manifest.rank)
-        if manifest.sealed and with_retries(
-            budget, cancel, lambda: self._has_same_bytes(key, manifest)
-        ):
-            return manifest
         verifier = _Verifier(shard)
-        headers = {f"x-amz-meta-{_FINGERPRINT}": manifest.fingerprint} if manifest.sealed else {}
         upload(
             self._store,
-            key,
+            self._layout.shard(manifest.checkpoint, manifest.rank),
             manifest.size,
             manifest.chunk_size,
             verifier.fill,
             settings=self._settings,
             cancel=cancel,
             clock=self._clock,
-            headers=headers,
         )
         return verifier.sealed()
-
-    def _has_same_bytes(self, key: str, manifest: Manifest) -> bool:
-        """Whether a process that died before it wrote the manifest had uploaded all."""
-        return (
-            self._store.size_of(key) == manifest.size
-            and self._store.metadata_of(key, _FINGERPRINT) == manifest.fingerprint
-        )
 
     def _publish(self, sealed: Manifest) -> Manifest:
         key = self._layout.manifest(sealed.checkpoint, sealed.rank)

@@ -33,7 +33,7 @@ from backstay_sidecar.transfer.s3_errors import (
     from_answer,
     from_exception,
 )
-from backstay_sidecar.transfer.upload import StoredPart
+from backstay_sidecar.transfer.upload import Stored
 
 T = TypeVar("T")
 
@@ -147,23 +147,15 @@ class RemoteStore:
             ):
                 yield str(item.object_name), item.size or 0
 
-    def size_of(self, key: str) -> int | None:
-        """Bytes of the object; None: there is none. Raises StoreError."""
-        found = self._head(key)
-        return int(found.get("Content-Length", 0)) if found is not None else None
-
-    def metadata_of(self, key: str, name: str) -> str | None:
-        """One `x-amz-meta-` value of the object; None: no object or no such value."""
-        found = self._head(key) or {}
-        return {k.lower(): v for k, v in found.items()}.get(f"x-amz-meta-{name}")
-
-    def _head(self, key: str) -> Mapping[str, str] | None:
+    def look(self, key: str) -> Stored | None:
+        """Size and ETag of the object; None: there is none. Raises StoreError."""
         answer = self._request("HEAD", key)
         if answer.status == 404:
             return None
         if answer.status != 200:
             raise self._error(answer, f"look at {key}")
-        return answer.headers
+        found = {name.lower(): value for name, value in answer.headers.items()}
+        return Stored(int(found.get("content-length", 0)), found.get("etag", "").strip('"'))
 
     # --- URLs -------------------------------------------------------------------------------------
 
@@ -206,13 +198,11 @@ class RemoteStore:
 
     # --- multipart uploads (transfer.upload.PartStore) --------------------------------------------
 
-    def begin_upload(self, key: str, headers: Mapping[str, str]) -> str:
+    def begin_upload(self, key: str) -> str:
         """A new upload's id. Raises StoreError."""
         return self._ask(
             f"begin to write {key}",
-            lambda: str(
-                self._client._create_multipart_upload(self.place.bucket, key, dict(headers))
-            ),
+            lambda: str(self._client._create_multipart_upload(self.place.bucket, key, {})),
         )
 
     def unfinished_uploads(self, prefix: str) -> tuple[UnfinishedUpload, ...]:
@@ -243,14 +233,14 @@ class RemoteStore:
         """Ids of the key's unfinished uploads, newest first. Raises StoreError."""
         return tuple(u.upload_id for u in self.unfinished_uploads(key) if u.key == key)
 
-    def list_parts(self, key: str, upload_id: str) -> dict[int, StoredPart]:
+    def list_parts(self, key: str, upload_id: str) -> dict[int, Stored]:
         """Part number -> part. Raises StoreError."""
-        found: dict[int, StoredPart] = {}
+        found: dict[int, Stored] = {}
         marker: str | None = None
         while True:
             page = self._part_page(key, upload_id, marker)
             for part in page.parts:
-                found[part.part_number] = StoredPart(part.size or 0, part.etag.strip('"'))
+                found[part.part_number] = Stored(part.size or 0, part.etag.strip('"'))
             if not page.is_truncated:
                 return found
             marker = str(page.next_part_number_marker)

@@ -1,7 +1,8 @@
 """Uploads: memory views sent to presigned URLs, large shards in parallel parts.
 
 The remote tier calls it. A shard of one part goes by one PUT. Of larger ones, what an earlier try
-has uploaded stays: a part that the store lists with the size and MD5 of ours is not sent again.
+has uploaded stays: a part that the store lists with the size and MD5 of ours is not sent again, nor
+is anything of an object that is there whole. (A store whose ETags are no MD5s gets all once more.)
 Memory is bounded by one part per thread. It reads through the caller's `fill`, which verifies what
 it reads, and makes nothing visible but by the completion at the very end.
 """
@@ -14,7 +15,7 @@ import http.client
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from backstay_protocol.pull import Connection, Endpoint
 from backstay_sidecar.transfer.retry import Budget, RetryPolicy, with_retries
 from backstay_sidecar.transfer.s3_errors import (
     Place,
+    StoreError,
     StoreTooSlow,
     UploadGone,
     from_exception,
@@ -43,11 +45,12 @@ Fill = Callable[[int, memoryview], None]
 
 
 @dataclass(frozen=True)
-class StoredPart:
-    """A part that the store has."""
+class Stored:
+    """A part or an object that the store has."""
 
     size: int
     etag: str
+    """Mostly the MD5 of the bytes; of an object made of parts: of their MD5s, and their number."""
 
 
 class PartStore(Protocol):
@@ -58,7 +61,7 @@ class PartStore(Protocol):
         """For errors."""
         ...
 
-    def begin_upload(self, key: str, headers: Mapping[str, str]) -> str:
+    def begin_upload(self, key: str) -> str:
         """A new upload's id."""
         ...
 
@@ -66,7 +69,7 @@ class PartStore(Protocol):
         """Ids of the key's unfinished uploads, newest first."""
         ...
 
-    def list_parts(self, key: str, upload_id: str) -> dict[int, StoredPart]:
+    def list_parts(self, key: str, upload_id: str) -> dict[int, Stored]:
         """Part number -> part."""
         ...
 
@@ -90,8 +93,8 @@ class PartStore(Protocol):
         """Throw an unfinished upload away. No error if it is gone."""
         ...
 
-    def size_of(self, key: str) -> int | None:
-        """Bytes of the object; None: there is none."""
+    def look(self, key: str) -> Stored | None:
+        """The object; None: there is none."""
         ...
 
 
@@ -124,39 +127,60 @@ def upload(
     settings: UploadSettings,
     cancel: threading.Event,
     clock: Clock,
-    headers: Mapping[str, str],
 ) -> None:
     """Upload `size` bytes as `key`. Raises StoreError, Cancelled, or what `fill` raised.
 
-    `fill(offset, view)` is called once for each part, by several threads; parts begin and end at
-    multiples of `chunk_size`.
+    `fill(offset, view)` is called at least once for each part, by several threads; parts begin and
+    end at multiples of `chunk_size`.
     """
     budget = Budget(settings.retry, clock)
     part_bytes = part_size(size, chunk_size, settings.part_bytes)
+    there = with_retries(budget, cancel, lambda: store.look(key))
+    if there is not None and _same_object(there, size, part_bytes, fill, cancel):
+        return
     if size <= part_bytes:
         _Whole(store, key, size, fill).run(settings, budget, cancel, clock)
         return
     found = with_retries(budget, cancel, lambda: store.find_uploads(key))
-    upload_id = (
-        found[0]
-        if found
-        else with_retries(budget, cancel, lambda: store.begin_upload(key, headers))
-    )
-    there = with_retries(budget, cancel, lambda: store.list_parts(key, upload_id))
-    job = _Upload(store, key, upload_id, size, part_bytes, fill, there)
+    if not found:
+        found = (with_retries(budget, cancel, lambda: store.begin_upload(key)),)
+    parts = with_retries(budget, cancel, lambda: store.list_parts(key, found[0]))
+    job = _Upload(store, key, found[0], size, part_bytes, fill, parts)
     job.run(settings, budget, cancel, clock)
-    with_retries(budget, cancel, lambda: _complete(job))
+    with_retries(budget, cancel, job.complete)
     for other in found[1:]:
-        store.abort_upload(key, other)
+        with contextlib.suppress(StoreError):
+            store.abort_upload(key, other)
 
 
-def _complete(job: _Upload) -> None:
-    """Completing may have worked although its answer was lost: then the object is there, whole."""
+def _same_object(
+    there: Stored, size: int, part_bytes: int, fill: Fill, cancel: threading.Event
+) -> bool:
+    """Whether the object holds our bytes: one that died before the manifest had uploaded all."""
+    if there.size != size:
+        return False
+    buffer = memoryview(mmap.mmap(-1, min(part_bytes, size)))
+    etags = []
+    for start in range(0, size, part_bytes):
+        if cancel.is_set():
+            raise Cancelled("told to stop")
+        view = buffer[: min(part_bytes, size - start)]
+        fill(start, view)
+        etags.append(_md5(view))
+    return there.etag == (etags[0] if size <= part_bytes else etag_of_parts(etags))
+
+
+def etag_of_parts(etags: Sequence[str]) -> str:
+    """The ETag that S3 gives an object of parts with these; nothing if they are no MD5s."""
     try:
-        job.store.complete_upload(job.key, job.upload_id, dict(sorted(job.etags.items())))
-    except UploadGone:
-        if job.store.size_of(job.key) != job.size:
-            raise
+        joined = b"".join(bytes.fromhex(etag) for etag in etags)
+    except ValueError:
+        return ""
+    return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(etags)}"
+
+
+def _md5(view: memoryview) -> str:
+    return hashlib.md5(view, usedforsecurity=False).hexdigest()
 
 
 class _Whole:
@@ -198,13 +222,13 @@ class _Upload:
         size: int,
         part_bytes: int,
         fill: Fill,
-        there: Mapping[int, StoredPart],
+        there: Mapping[int, Stored],
     ) -> None:
-        self.store = store
-        self.key = key
-        self.upload_id = upload_id
-        self.size = size
-        self.etags: dict[int, str] = {}
+        self._store = store
+        self._key = key
+        self._upload_id = upload_id
+        self._size = size
+        self._etags: dict[int, str] = {}
         self._part_bytes = part_bytes
         self._fill = fill
         self._there = there
@@ -217,13 +241,26 @@ class _Upload:
         self, settings: UploadSettings, budget: Budget, cancel: threading.Event, clock: Clock
     ) -> None:
         def work() -> None:
-            buffer = memoryview(mmap.mmap(-1, min(self._part_bytes, self.size)))
-            sender = _Sender(self.store, self._crew, settings.part_seconds, clock)
+            buffer = memoryview(mmap.mmap(-1, min(self._part_bytes, self._size)))
+            sender = _Sender(self._store, self._crew, settings.part_seconds, clock)
             with contextlib.closing(sender):
                 while (number := self._next()) is not None:
                     self._move(number, buffer, sender, budget)
 
         self._crew.run(work, min(settings.concurrency, self._num_parts), cancel=cancel, clock=clock)
+
+    def complete(self) -> None:
+        """Make the object of its parts. Raises StoreError.
+
+        It may have worked although the answer was lost: then the object of these parts is there.
+        """
+        etags = dict(sorted(self._etags.items()))
+        try:
+            self._store.complete_upload(self._key, self._upload_id, etags)
+        except UploadGone:
+            there = self._store.look(self._key)
+            if there is None or there.etag != etag_of_parts(list(etags.values())):
+                raise
 
     def _next(self) -> int | None:
         with self._lock:
@@ -233,7 +270,7 @@ class _Upload:
 
     def _move(self, number: int, buffer: memoryview, sender: _Sender, budget: Budget) -> None:
         start = (number - 1) * self._part_bytes
-        view = buffer[: min(self._part_bytes, self.size - start)]
+        view = buffer[: min(self._part_bytes, self._size - start)]
         self._fill(start, view)
         etag = self._same_as_there(number, view)
         if etag is None:
@@ -241,22 +278,21 @@ class _Upload:
                 budget, self._crew.stopped, lambda: self._send(number, view, sender)
             )
         with self._lock:
-            self.etags[number] = etag
-            middle = len(self.etags) == max(1, self._num_parts // 2)
+            self._etags[number] = etag
+            middle = len(self._etags) == max(1, self._num_parts // 2)
         if middle:
             fault("remote.mid_upload")
 
     def _same_as_there(self, number: int, view: memoryview) -> str | None:
         """The ETag of an uploaded part if it is proven to hold these bytes."""
         stored = self._there.get(number)
-        if stored is None or stored.size != len(view):
+        if stored is None or stored.size != len(view) or stored.etag != _md5(view):
             return None
-        md5 = hashlib.md5(view, usedforsecurity=False).hexdigest()
-        return stored.etag if stored.etag == md5 else None
+        return stored.etag
 
     def _send(self, number: int, view: memoryview, sender: _Sender) -> str:
-        endpoint = self.store.sign_part(self.key, self.upload_id, number)
-        doing = f"write part {number} of {self._num_parts} of {self.key}"
+        endpoint = self._store.sign_part(self._key, self._upload_id, number)
+        doing = f"write part {number} of {self._num_parts} of {self._key}"
         return sender.put(endpoint, view, doing)
 
 
