@@ -21,6 +21,7 @@ from backstay_protocol.messages import (
     GO,
     LOAD,
     WAIT,
+    Inventory,
     JoinReply,
     JoinRequest,
     PromiseRequest,
@@ -300,8 +301,11 @@ def _on_promise(current: Round, event: PromiseAnswered, settings: RoundSettings)
     if current.phase is not Phase.PROMISE or event.attempt != current.attempt:
         return current, ()
     reply = event.reply
-    current = heard(replace(current, known=max(current.known, reply.known)), event.replica)
-    if current.known > current.attempt or (not reply.granted and current.known == current.attempt):
+    used = _greatest_used(reply.inventory)
+    known = max(current.known, reply.known, used)
+    current = heard(replace(current, known=known), event.replica)
+    taken = used == known or not reply.granted
+    if known > current.attempt or (taken and known == current.attempt):
         return _take_number(current, settings)
     if not reply.granted:
         why = f"replica {event.replica} refused attempt {current.attempt}: {reply.why}"
@@ -365,25 +369,32 @@ def _may_begin_unclaimed(current: Round) -> bool:
 def _on_listed(current: Round, event: RemoteListed, settings: RoundSettings) -> Step:
     if current.phase is not Phase.LIST or event.attempt != current.attempt:
         return current, ()
-    greatest = _greatest_in(event.view)
+    newer = _greatest_beside(current.attempt, event.view)
     current = replace(
         current,
         remote=event.view,
         remote_away_since=None,
-        known=max(current.known, greatest),
+        known=max(current.known, newer),
     )
-    if greatest > current.attempt:  # rule `standdown`
-        if outranked(current, greatest):
-            return stand_down(current, greatest)
-        why = f"attempt {greatest} was taken while {current.attempt} was being prepared"
+    if newer:  # rule `standdown`
+        if outranked(current, newer):
+            return stand_down(current, newer)
+        why = f"attempt {newer} exists beside {current.attempt}, which was being prepared"
         return give_up(current, NUMBER_TAKEN, why, retry=True)
     return decide(current, settings)
 
 
-def _greatest_in(view: RemoteView) -> int:
-    named = (copy.checkpoint.attempt for copy in view.inventory.copies)
-    recorded = (base.attempt for base in view.bases)
-    return max((*view.claims, *recorded, *view.inventory.chains, *named), default=0)
+def _greatest_beside(attempt: int, view: RemoteView) -> int:
+    """A greater claim, or anything done under this number or a greater one; 0: neither."""
+    done = max(_greatest_used(view.inventory), *(base.attempt for base in view.bases), 0)
+    greatest = max((done, *view.claims))
+    return greatest if greatest > attempt or done == attempt else 0
+
+
+def _greatest_used(inventory: Inventory) -> int:
+    """Greatest number that something was saved under: never to be taken again."""
+    named = (copy.checkpoint.attempt for copy in inventory.copies)
+    return max((*inventory.chains, *named), default=0)
 
 
 def _on_listing_failed(current: Round, event: ListingFailed, settings: RoundSettings) -> Step:

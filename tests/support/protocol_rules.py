@@ -70,7 +70,7 @@ def _claimed(patch: Patch) -> None:
 
 def _standdown(patch: Patch) -> None:
     """rounds._on_listed: a greater claim in the listing ends the round."""
-    patch.setattr(rounds, "_greatest_in", lambda view: 0)
+    patch.setattr(rounds, "_greatest_beside", lambda attempt, view: 0)
 
 
 def _known_a(patch: Patch) -> None:

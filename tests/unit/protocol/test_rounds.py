@@ -32,8 +32,9 @@ from support.protocol_values import copies, copy, join, point, record
 
 T = TypeVar("T")
 FIRST = first_attempt_of(1)
-STEP = point(5, FIRST)
 LATER = FIRST + 1
+OLD = 7  # an attempt before
+STEP = point(5, OLD)
 
 
 class Driver:
@@ -132,7 +133,7 @@ def loading(**options: Any) -> Driver:
     """A round whose ranks load step 5; rank 0's shard has a second copy at replica 1."""
     driver = Driver(remote=False, **options).join_all()
     held = [[copy(STEP, 0)], [copy(STEP, 1), copy(STEP, 0, "neighbor", 1)]]
-    return driver.promise_all(*held, stored=record(FIRST))
+    return driver.promise_all(*held, stored=record(OLD))
 
 
 # --- the whole walk -------------------------------------------------------------------------------
@@ -142,12 +143,12 @@ def test_a_round_walks_from_the_joins_to_the_go_ahead() -> None:
     driver = Driver().join_all(last_step=9, last_attempt=FIRST)
     asks = driver.effects
     assert [a.replica for a in asks if isinstance(a, rounds.AskPromise)] == [0, 1]
-    driver.promise_all(stored=record(FIRST))
+    driver.promise_all(stored=record(OLD))
     assert driver.only(rounds.MakeClaim).claim.attempt == FIRST
     driver.claim()
     assert driver.only(rounds.ListRemote).attempt == FIRST
-    driver.list(inventory=Inventory(copies=tuple(copies(point(5, FIRST - 1), "remote"))))
-    # attempt FIRST is stored by the members and holds nothing: its own lineage rules
+    driver.list(inventory=Inventory(copies=tuple(copies(point(5, OLD - 1), "remote"))))
+    # the members' record is of a newer attempt that did not start from there
     assert driver.given_up.code == "NothingToRestore"
 
 
@@ -160,7 +161,7 @@ def test_what_begins_is_recorded_in_the_remote_tier_then_by_all_then_goes() -> N
     driver.feed(rounds.VerdictGiven(driver.verdict(0, bytes_by_tier={"local": 8})))
     driver.feed(rounds.VerdictGiven(driver.verdict(1, bytes_by_tier={"local": 4, "remote": 1})))
     written = driver.only(rounds.WriteBase).record
-    assert (written.base, written.chain, written.ran) == (STEP, ((FIRST, 5),), False)
+    assert (written.base, written.chain, written.ran) == (STEP, ((OLD, 5),), False)
     assert (written.world_size, written.replicas) == (2, 2)
     driver.feed(rounds.BaseWritten(FIRST))
     assert [e.request.record.ran for e in driver.effects if isinstance(e, rounds.AskStore)] == [
@@ -327,6 +328,13 @@ def test_a_grant_that_knows_of_a_greater_number_counts_for_nothing() -> None:
     assert not driver.round.promises
 
 
+def test_a_number_that_something_was_saved_under_is_never_taken_again() -> None:
+    driver = Driver().join_all()
+    held = Inventory(copies=(copy(point(3, FIRST), 0),))
+    driver.feed(rounds.PromiseAnswered(0, FIRST, PromiseReply(granted=True, inventory=held)))
+    assert (driver.round.phase, driver.round.attempt) == (Phase.PROMISE, LATER)
+
+
 def test_an_answer_to_an_older_question_changes_nothing() -> None:
     driver = Driver().join_all()
     driver.feed(rounds.PromiseAnswered(0, FIRST, refuse(known=FIRST)))
@@ -463,6 +471,17 @@ def test_anything_greater_in_the_listing_means_another_round(seen: dict[str, Any
     assert rounds.begin("s", 1.0, driver.round).known == LATER
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [{"bases": (record(FIRST),)}, {"inventory": Inventory(chains={FIRST: ()})}],
+    ids=["base", "manifest"],
+)
+def test_traces_of_an_attempt_of_the_same_number_mean_another_round(seen: dict[str, Any]) -> None:
+    driver = claiming().claim().list(**seen)
+    assert driver.given_up.code == "NumberTaken"
+    assert rounds.begin("s", 1.0, driver.round).known == FIRST
+
+
 def test_events_of_another_number_or_phase_change_nothing() -> None:
     driver = claiming()
     strays: list[Event] = [
@@ -496,7 +515,7 @@ def test_a_refusal_ends_the_round_and_says_what_is_wrong_with_each() -> None:
 
 
 def test_a_crash_loop_is_held_back_and_then_refused() -> None:
-    stored = record(FIRST, STEP, restarts=1)
+    stored = record(OLD + 1, STEP, restarts=1)
     driver = Driver(remote=False).join_all().promise_all(copies(STEP), stored=stored)
     assert driver.round.phase is Phase.HOLD
     assert "2 attempts in a row made no newer checkpoint" in driver.only(rounds.Waiting).message
