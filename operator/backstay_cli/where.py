@@ -18,7 +18,6 @@ import typer
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.names import ENV_TOKEN, PORT_API
 
-from backstay_cli.bucket import Bucket, BucketAddress
 from backstay_cli.catalog import (
     BucketCatalog,
     Catalog,
@@ -114,15 +113,8 @@ async def _opened(where: Where) -> AsyncIterator[Catalog]:
     if where.address:
         yield SidecarCatalog(where.address, _token(where.token))
     elif where.bucket:
-        access, secret, session = credentials()
-        address = BucketAddress(
-            endpoint=where.endpoint,
-            bucket=where.bucket,
-            region=where.region,
-            keys=(access, secret),
-            session_token=session,
-        )
-        yield BucketCatalog(Bucket(address), where.run, where.prefix)
+        keys = credentials()
+        yield _catalog(where.endpoint, where.bucket, where.region, keys, where.run, where.prefix)
     else:
         job = choose_job(where.job, where.state_dir, running=None)
         opened = _running(job) if job.running else _stopped(job)
@@ -172,12 +164,21 @@ async def _stopped(job: LocalJob) -> AsyncIterator[Catalog]:
 
 def _bucket(job: LocalJob, endpoint: str) -> BucketCatalog:
     status = job.status
-    access, secret, session = (*job.folder.store_keys(), "") if status.embedded else credentials()
+    keys = (*job.folder.store_keys(), "") if status.embedded else credentials()
+    return _catalog(endpoint, status.bucket, status.region, keys, status.run, status.prefix)
+
+
+def _catalog(
+    endpoint: str, bucket: str, region: str, keys: tuple[str, str, str], run: str, prefix: str
+) -> BucketCatalog:
+    from backstay_cli.bucket import Bucket, BucketAddress  # the S3 client takes long to import
+
+    access, secret, session = keys
     address = BucketAddress(
         endpoint=endpoint,
-        bucket=status.bucket,
-        region=status.region,
+        bucket=bucket,
+        region=region,
         keys=(access, secret),
         session_token=session,
     )
-    return BucketCatalog(Bucket(address), status.run, status.prefix)
+    return BucketCatalog(Bucket(address), run, prefix)

@@ -337,10 +337,10 @@ def test_a_trainer_that_never_gets_to_restore_fails_the_job_with_its_last_words(
 def test_a_sidecar_that_never_comes_up_fails_the_job_with_its_last_words(
     start: Start, tmp_path: Path
 ) -> None:
-    broken = tmp_path / "broken" / "backstay_sidecar"
-    broken.mkdir(parents=True)
-    (broken / "__main__.py").write_text("raise RuntimeError('port is taken')")
-    run = start(env={"PYTHONPATH": str(broken.parent)})
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "backstay_sidecar.py").write_text("raise RuntimeError('port is taken')")
+    run = start(env={"PYTHONPATH": str(broken)})
     assert run.finish() == 1, run.story()
     assert "the sidecar ends before it is up: RuntimeError: port is taken" in run.seen[-1]["why"]
     assert run.of_kind("container_started")[0]["container"] == "backstay-sidecar"

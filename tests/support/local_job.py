@@ -6,6 +6,7 @@ it, whatever they forked, double-forked or renamed themselves to.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import queue
@@ -79,6 +80,10 @@ def manifest(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def _die_with_the_tests() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 class LocalRun:
     """One `backstay local run -o json`, with the fake sidecar in place of the real one."""
 
@@ -106,6 +111,7 @@ class LocalRun:
             text=True,
             env=environment,
             start_new_session=True,
+            preexec_fn=_die_with_the_tests,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from backstay_protocol import codec
 from backstay_protocol.errors import CorruptData, ProtocolError
@@ -18,12 +18,14 @@ from backstay_protocol.names import REMOTE
 from backstay_protocol.pull import Endpoint, pull
 from backstay_protocol.records import AttemptRecord, CommitRecord
 
-from backstay_cli.bucket import Bucket
 from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_manifest
 from backstay_cli.digest import digest
 from backstay_cli.errors import NotFound
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:  # the S3 client takes long to import
+    from backstay_cli.bucket import Bucket
 
 _BASE_SUFFIX = ".base.json"
 

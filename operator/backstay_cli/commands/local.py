@@ -19,7 +19,6 @@ from backstay_cli.find import LocalJob, choose_job, local_jobs
 from backstay_cli.local.account import Account, json_lines
 from backstay_cli.local.control import FailOrder, send_order
 from backstay_cli.local.machine import folder_bytes
-from backstay_cli.local.runner import LocalRunner, RunOptions
 from backstay_cli.local.state import StateFolder, control_socket, default_state_dir, memory_root
 from backstay_cli.manifest_file import load_job
 from backstay_cli.output import Format, OutputOption, print_json, print_table, told_errors
@@ -84,6 +83,8 @@ def run(
     ] = 15.0,
 ) -> None:
     """Run a job."""
+    from backstay_cli.local.runner import LocalRunner, RunOptions  # takes long to import
+
     with told_errors():
         job = load_job(manifest)
         state = StateFolder(state_dir or default_state_dir(job.namespace, job.name))

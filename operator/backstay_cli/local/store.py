@@ -13,7 +13,6 @@ from pathlib import Path
 from backstay_protocol.clock import Clock
 from backstay_protocol.files import write_atomically
 
-from backstay_cli.bucket import Bucket, BucketAddress
 from backstay_cli.errors import CommandError
 from backstay_cli.local.machine import free_ports
 from backstay_cli.local.podspec import base_environment
@@ -70,6 +69,8 @@ class EmbeddedStore:
 
     async def ready(self, bucket: str, region: str, clock: Clock) -> None:
         """Wait until the bucket is there. Raises CommandError with the log's place."""
+        from backstay_cli.bucket import Bucket, BucketAddress  # takes long to import
+
         address = BucketAddress(
             endpoint=self.endpoint, bucket=bucket, region=region, keys=self._keys
         )

@@ -1,7 +1,8 @@
 """A stand-in for the sidecar in tests of the runner: answers health and, at the leader, the job.
 
-It lies under a folder that a test puts first on PYTHONPATH, so that `python -m backstay_sidecar`
-finds it. What it says of the job it reads from files that `trainer.py` beside it writes.
+It lies in a folder that a test puts first on PYTHONPATH, so that `python -m backstay_sidecar`
+finds this module before the real package. What it says of the job it reads from files that
+`trainer.py` beside it writes.
 """
 
 import json
