@@ -101,6 +101,7 @@ class Agent:
         """The leader's last word that counted when it came."""
         self._word = LeaderWord()
         self._deleting = threading.Lock()
+        self._thinning = False
         self._background: set[asyncio.Task[Any]] = set()
         self._refill_cancel = threading.Event()
         self._make_tiers(settings)
@@ -172,7 +173,7 @@ class Agent:
         )
         self.prestop = Prestop(
             flush=self.flush,
-            finished=self._nothing_to_save,
+            reached=self._step_to_save,
             grace_seconds=settings.grace_seconds,
             clock=clock,
             emit=emit,
@@ -225,14 +226,19 @@ class Agent:
             clock=self.clock,
         )
 
+    def _own_areas(self) -> tuple[DiskStore, ...]:
+        """Where this sidecar writes; empty without a local tier."""
+        if self.local is None or self.held is None:
+            return ()
+        return (self.local, self.held.own)
+
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to work. Raises OSError if the memory volume can't be used."""
         await asyncio.to_thread(self._prepare_memory)
-        if self.local is not None and self.held is not None:
-            for area in (self.local, self.held.own):
-                self._in_background(self._prepare_disk(area))
+        for area in self._own_areas():
+            self._in_background(self._prepare_disk(area))
         if self.leader is not None:
             self.leader.start()
         self.member.start(self.leader if self.leader is not None else self.peers)
@@ -375,7 +381,8 @@ class Agent:
             self.peers.moved(replica, address)
         self._follow_neighbor(reply)
         self._write_word()
-        if reply.thin:
+        if not self._thinning and self._has_any(reply.thin):
+            self._thinning = True
             self._in_background(asyncio.to_thread(self._thin, reply.attempt, reply.thin))
         if old is None or old.attempt != reply.attempt:
             self._began(reply.attempt, base)
@@ -398,20 +405,28 @@ class Agent:
         if self.reply is not None and self.reply.attempt == self.member.attempt:
             self.control.apply(self.reply)
 
+    def _has_any(self, checkpoints: Iterable[CheckpointId]) -> bool:
+        wanted = set(checkpoints)
+        copies = self.replicator.here.inventory.copies if wanted else ()
+        return any(copy.tier != MEMORY and copy.checkpoint in wanted for copy in copies)
+
     def _thin(self, attempt: int, checkpoints: Iterable[CheckpointId]) -> None:
         """Delete local and held shards, each only while the leader's word still counts."""
         gone = set(checkpoints)
-        if self.local is None or self.held is None:
-            return
-        for store in (self.local, self.held.own):
-            for copy in list(store.inventory()):
-                if copy.checkpoint not in gone:
-                    continue
-                with self._deleting:
-                    if self.member.attempt != attempt:
-                        return
-                    store.delete(copy.checkpoint, copy.rank)
-        self.replicator.notice()
+        try:
+            for store in self._own_areas():
+                for copy in list(store.inventory()):
+                    if copy.checkpoint not in gone:
+                        continue
+                    with self._deleting:
+                        if self.member.attempt != attempt:
+                            return
+                        store.delete(copy.checkpoint, copy.rank)
+        except OSError as error:
+            self.events.emit("thinning_failed", message=str(error))
+        finally:
+            self._thinning = False
+            self.replicator.notice_from_thread()
 
     def _began(self, attempt: int, base: CheckpointId | None) -> None:
         self.metrics.attempt_began(attempt)
@@ -557,9 +572,11 @@ class Agent:
             return self.leader.flush()
         return await self.peers.call(LEADER, URL_FLUSH, {}, FlushReply, 0.0)
 
-    def _nothing_to_save(self) -> bool:
-        states = self.control.states()
-        return all(state in (0, State.FINISHED) for state in states.values())
+    def _step_to_save(self) -> int:
+        """The last step of this pod's ranks that have not come to their end; 0: nobody trains."""
+        busy = (State.TRAINING, State.FINISHING)
+        ranks = self.control.progress()
+        return max((progress.step for progress in ranks if progress.state in busy), default=0)
 
     async def _ask_leader(self, path: str, reply: type[T]) -> T:
         endpoint = Endpoint(f"{self.peers.url(LEADER)}{path}", self.peers.headers)

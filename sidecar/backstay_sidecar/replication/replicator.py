@@ -103,6 +103,7 @@ class Replicator:
         self._emit = emit
         self._meter = meter
         self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._sealing: dict[tuple[int, int], ShardKey] = {}
         self._seal_threads = ThreadPoolExecutor(NUM_SEALERS, "seal")
@@ -122,6 +123,7 @@ class Replicator:
 
     def start(self) -> None:
         """Begin. Needs a running loop."""
+        self._loop = asyncio.get_running_loop()
         self._spawn("look", self._watch)
         for worker in self.workers.values():
             self._spawn(worker.name, worker.run)
@@ -141,6 +143,11 @@ class Replicator:
         self._wake.set()
         for worker in self.workers.values():
             worker.wake()
+
+    def notice_from_thread(self) -> None:
+        """As `notice`, from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.notice)
 
     def neighbor_changed(self) -> None:
         """Another replica keeps our copies from now on: what the old one has says nothing."""

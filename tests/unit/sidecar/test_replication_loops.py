@@ -105,10 +105,10 @@ async def test_an_answer_that_was_overtaken_is_not_taken() -> None:
     await progress.close()
 
 
-def prestop(flush: Any, *, grace: float = 120.0, finished: bool = False) -> Prestop:
+def prestop(flush: Any, *, grace: float = 120.0, reached: int = 1) -> Prestop:
     return Prestop(
         flush=flush,
-        finished=lambda: finished,
+        reached=lambda: reached,
         grace_seconds=grace,
         clock=SYSTEM_CLOCK,
         emit=lambda kind, /, **fields: None,
@@ -129,6 +129,15 @@ async def test_prestop_answers_when_the_save_is_safe_and_asks_for_one_only() -> 
     assert await it.wait() == await first
 
 
+async def test_prestop_does_not_believe_a_leader_that_has_not_heard_of_its_ranks_yet() -> None:
+    replies = [FlushReply(step=0, durable=True), FlushReply(step=50, durable=True)]
+
+    async def flush() -> FlushReply:
+        return replies.pop(0)
+
+    assert (await prestop(flush, reached=47).wait()).step == 50
+
+
 async def test_prestop_does_not_wait_beyond_the_grace() -> None:
     async def flush() -> FlushReply:
         raise Unreachable("no leader")
@@ -142,7 +151,7 @@ async def test_prestop_of_a_pod_that_has_nothing_to_save_answers_at_once() -> No
     async def flush() -> FlushReply:
         raise AssertionError("nobody needs a save")
 
-    assert (await prestop(flush, finished=True).wait()).durable
+    assert (await prestop(flush, reached=0).wait()).durable
 
 
 async def test_a_prestop_hook_that_hangs_up_does_not_end_the_wait_of_the_other() -> None:
