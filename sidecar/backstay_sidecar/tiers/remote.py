@@ -249,7 +249,8 @@ class RemoteTier:
     def abort_stale_uploads(self, older_than_seconds: float = STALE_UPLOAD_SECONDS) -> int:
         """Throw away uploads of this run that nobody went on with; how many. Raises StoreError.
 
-        They cost room and are in no listing. Call it from one sidecar, now and then.
+        They cost room and are in no listing. Call it from one sidecar, now and then. (MinIO lists
+        uploads by whole keys only, so this finds none there; MinIO cleans them up by itself.)
         """
         before = self._clock.time() - older_than_seconds
         unfinished = self._store.unfinished_uploads(self._layout.checkpoints)
