@@ -7,6 +7,7 @@ global tensor; a 0-dimensional tensor has one box, ((), ()).
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 
@@ -25,7 +26,7 @@ class Box:
     @property
     def stops(self) -> tuple[int, ...]:
         """Where it ends in each dimension."""
-        return tuple(o + n for o, n in zip(self.offsets, self.lengths, strict=True))
+        return tuple(map(operator.add, self.offsets, self.lengths))
 
     def within(self, outer: Box) -> tuple[int, ...]:
         """Where it begins, counted from the beginning of `outer`."""

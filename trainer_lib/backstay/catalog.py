@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from backstay_protocol.names import RESERVED, rank_name
+
 from backstay.boxes import Box
 from backstay.shard_reader import Shard
 from backstay.shardfile import Entry, ShardIndex
-from backstay_protocol.names import RESERVED, rank_name
 
 _RANK_PREFIX = f"{RESERVED}rank."
 
@@ -72,18 +73,18 @@ class Catalog:
         """Whether the saved ranks each kept their own."""
         return any(rank_name(rank, name) in self._pieces for rank in range(self._saved_world_size))
 
-    def visible(self) -> Iterator[tuple[str, Described]]:
-        """Every tensor that this rank could be meant to have, under its plain name."""
+    def below(self, prefixes: tuple[str, ...]) -> dict[str, Described]:
+        """Every tensor whose plain name begins so and that this rank is meant to have."""
+        found = {}
         own = rank_name(self._rank, "")
-        for name, pieces in self._pieces.items():
-            if name.startswith(own):
-                if self._same_world:
-                    yield name.removeprefix(own), describe(pieces)
-            elif not name.startswith(_RANK_PREFIX):
-                yield name, describe(pieces)
-        for alias, name in self._aliases.items():
-            if name in self._pieces:
-                yield alias, describe(self._pieces[name])
+        for stored, pieces in self._pieces.items():
+            name = stored.removeprefix(own) if self._same_world else stored
+            if name.startswith(prefixes):
+                found[name] = describe(pieces)
+        for alias, stored in self._aliases.items():
+            if alias.startswith(prefixes) and stored in self._pieces:
+                found[alias] = describe(self._pieces[stored])
+        return found
 
     def unused(self, used: set[str]) -> list[str]:
         """Plain names of what is saved for this rank (or for all) and was not asked for."""

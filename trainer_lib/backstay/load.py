@@ -15,6 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from backstay_protocol.faults import fault
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.messages import Decision
+
 from backstay import rng
 from backstay.boxes import Box, intersect, subtract
 from backstay.capture import ABSENT_GRADIENTS_KEY, RNG_KEY
@@ -25,10 +29,7 @@ from backstay.restore import Loaded
 from backstay.saved_objects import OnWorldChange, SavedObjects, keep_or_merge
 from backstay.scatter import Piece, Targets
 from backstay.shard_reader import NoSource, Reach, Shard, in_threads
-from backstay.structure import Kind, NamedTensor, Structure
-from backstay_protocol.faults import fault
-from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import Decision
+from backstay.structure import GRADIENT_PREFIX, Kind, NamedTensor, Structure
 
 SHARDS_AT_ONCE = 4
 NAMES_SHOWN = 20
@@ -137,10 +138,11 @@ class _Load:
         return catalog
 
     def _create(self, catalog: Catalog) -> Structure:
-        saved = dict(catalog.visible())
+        """The live state with all that the checkpoint has and the script does not make itself."""
         structure = self._walk()
-        create_states(structure.optimizers, saved)
-        create_gradients(structure.tensors, saved)
+        paths = tuple(f"{entry.path}.state." for entry in structure.optimizers)
+        create_states(structure.optimizers, catalog.below(paths))
+        create_gradients(structure.tensors, catalog.below((GRADIENT_PREFIX,)))
         return self._walk()
 
     def _objects(self, structure: Structure, objects: SavedObjects) -> dict[str, Any]:
@@ -295,6 +297,12 @@ def _not_found(
 
 def _fit(match: _Match, tensor: NamedTensor, target: torch.Tensor, pieces: list[Saved]) -> None:
     """Cover the live box with saved ones; every byte is read once."""
+    if len(pieces) == 1 and _is_whole(pieces[0], tensor, target):
+        entry = pieces[0].entry
+        match.pieces[pieces[0].shard].append(
+            Piece(entry.start, entry.shape, (0,) * target.ndim, target)
+        )
+        return
     saved = describe(pieces)
     if saved.dtype != target.dtype or saved.shape != tensor.global_shape:
         match.different.append(
@@ -316,6 +324,18 @@ def _fit(match: _Match, tensor: NamedTensor, target: torch.Tensor, pieces: list[
         open_boxes = left
     if open_boxes:
         match.different.append(f"{tensor.name}: no shard holds {open_boxes[0]} of it")
+
+
+def _is_whole(saved: Saved, tensor: NamedTensor, target: torch.Tensor) -> bool:
+    """The usual case, without any geometry: one piece that is the whole tensor, here and there."""
+    entry = saved.entry
+    return (
+        entry.shape == tensor.global_shape
+        and not any(entry.offsets)
+        and entry.dtype == target.dtype
+        and target.shape == entry.shape
+        and target.numel() > 0
+    )
 
 
 def _piece(saved: Saved, common: Box, whole: Box, target: torch.Tensor) -> Piece:

@@ -1,14 +1,14 @@
 """Reads one shard of the base from its sources, nearest first, every chunk verified.
 
-Called by load.py. Slots are read through a mapping while their lock is held, files by pread (a bad
-disk is then an error, not a SIGBUS), everything else by ranged pulls. Where a source fails, the
-chunks that are still missing come from the next one: equal fingerprints mean equal bytes. What
-failed is kept as `bad`, for the leader. Memory: one chunk per thread.
+Called by load.py. Slots (while their lock is held) and files are read by preadv, where that fits
+straight into the live tensors: a fresh mapping costs more than it saves, and turns a bad disk into
+a SIGBUS. Everything else comes by ranged pulls. Where a source fails, the chunks that are still
+missing come from the next one: equal fingerprints mean equal bytes. What failed is kept as `bad`,
+for the leader. Memory: one chunk per thread.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections import deque
@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
 import torch
-from backstay.digest import RunningDigest, digest, fingerprint
-from backstay.scatter import Targets
-from backstay.shardfile import ShardIndex, read_header
 from backstay_protocol import slots
 from backstay_protocol.errors import CorruptData, DigestMismatch, Unreachable, VersionMismatch
 from backstay_protocol.files import read_small
@@ -31,10 +28,13 @@ from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import BadSource, ShardSources, Source
 from backstay_protocol.pull import Endpoint, get_bytes, pull
 
+from backstay.digest import RunningDigest, digest, fingerprint
+from backstay.scatter import Targets
+from backstay.shardfile import ShardIndex, read_header
+
 T = TypeVar("T")
 Done = Callable[[int], None]
 
-PIECE_BYTES = 1 << 20  # digest and copy in pieces that stay in the cache
 PULL_TIMEOUT_SECONDS = 60.0
 
 
@@ -155,11 +155,11 @@ class Shard:
                 if manifest is None or manifest.checkpoint != self._checkpoint:
                     raise FileNotFoundError(f"{source.path} does not hold it any more")
                 self._accept(manifest, source.path)
-                with _file(source.path, os.O_RDWR) as descriptor:
-                    yield _Slot(source.path, descriptor, self._reach.threads)
+                with _file(source.path) as descriptor:
+                    yield _File(source.path, descriptor, self._reach.threads)
             return
         if source.path and (not source.url or os.access(source.path, os.R_OK)):
-            with _file(source.path, os.O_RDONLY) as descriptor:
+            with _file(source.path) as descriptor:
                 self._accept_file(source.manifest_path)
                 yield _File(source.path, descriptor, self._reach.threads)
             return
@@ -201,8 +201,8 @@ def _bad(rank: int, source: Source, error: Exception) -> BadSource:
 
 
 @contextmanager
-def _file(path: str, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
+def _file(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:
@@ -257,41 +257,6 @@ class _File:
             if not count:
                 raise CorruptData(f"{self._path} ends at byte {start}")
             view, start = view[count:], start + count
-
-
-class _Slot:
-    """A slot; its lock is held by the caller."""
-
-    def __init__(self, path: str, descriptor: int, threads: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-        self._threads = threads
-
-    def fill(self, manifest: Manifest, targets: Targets, chunks: list[int], done: Done) -> None:
-        if os.fstat(self._descriptor).st_size < manifest.size:
-            raise CorruptData(f"{self._path} is shorter than {manifest.size} bytes")
-        if targets.on_device:  # through pinned memory
-            _File(self._path, self._descriptor, self._threads).fill(manifest, targets, chunks, done)
-            return
-        # Writable only because torch takes no read-only memory; nothing writes here.
-        with mmap.mmap(self._descriptor, manifest.size) as mapping, memoryview(mapping) as view:
-            in_threads(
-                chunks,
-                lambda chunk: self._fill_chunk(view, manifest, targets, chunk, done),
-                self._threads,
-            )
-
-    def _fill_chunk(
-        self, view: memoryview, manifest: Manifest, targets: Targets, chunk: int, done: Done
-    ) -> None:
-        start, stop = manifest.chunk(chunk)
-        seen = RunningDigest()
-        for begin in range(start, stop, PIECE_BYTES):
-            with view[begin : min(begin + PIECE_BYTES, stop)] as piece:
-                seen.update(piece)
-                targets.fill(chunk, begin, piece)
-        _expect(manifest, chunk, seen.digest().hex(), self._path)
-        done(chunk)
 
 
 class _Remote:
