@@ -11,9 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from backstay.savejob import Skip
-from backstay.slotchoice import Chain, Choice, SlotContent, Word, choose_slot
-from backstay.slotmap import Mapping, Slot, SlotMap
 from backstay_protocol import slots as protocol
 from backstay_protocol.clock import Clock
 from backstay_protocol.control import Word as ControlWord
@@ -21,6 +18,10 @@ from backstay_protocol.errors import BackstayError
 from backstay_protocol.faults import fault
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MemoryLayout
+
+from backstay.savejob import Skip
+from backstay.slotchoice import Chain, Choice, SlotContent, Word, choose_slot
+from backstay.slotmap import Mapping, Slot, SlotMap
 
 POLL_SECONDS = 0.002
 LONGEST_POLL_SECONDS = 0.05
@@ -85,7 +86,8 @@ class SlotKeeper:
                     return self._withdraw_one(index)
             if waited >= self._bounds.slot_seconds or not self._patient:
                 self._patient = False
-                raise Skip(choice.why or "the sidecar is still reading the slot that is next")
+                being_read = "the sidecar is still reading the slot that is next"
+                raise Skip(being_read if candidates else choice.why)
             self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_POLL_SECONDS)
 
