@@ -77,6 +77,9 @@ class Account:
         if not self._terminal and self._now < self._last_progress + _PROGRESS_SECONDS:
             return
         self._last_progress = self._now
+        if event["phase"] != "Training" or not num_steps:
+            self._say("waiting for all ranks to begin together", over=True)
+            return
         newest = event["newest"]
         held = "  ".join(f"{tier} {newest[tier]}" for tier in TIERS if newest.get(tier, -1) >= 0)
         shown = "" if loss is None else f"  loss {loss:.3f}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _OBJECTS = "__backstay__.objects."
+_PADDING = "__backstay__.pad."
 _OF_RANK = "__backstay__.rank."
 
 _PARTS = (
@@ -67,6 +68,8 @@ def read_folder(folder: Path) -> dict[str, tuple[str, bytes]]:
     state: dict[str, tuple[str, bytes]] = {}
     for path in paths:
         for name, kind, data in _read_file(path):
+            if name.startswith(_PADDING):
+                continue
             if name in state:
                 name = f"{name} (in {path.stem})"
             if name.startswith(_OBJECTS):
@@ -109,7 +112,7 @@ def _difference(one: tuple[str, bytes] | None, other: tuple[str, bytes] | None) 
     if one[1] == other[1]:
         return ""
     if one[0] == "value":
-        return f"{one[1].decode()} in the first, {other[1].decode()} in the second"
+        return f"{one[1].decode():.40} in the first, {other[1].decode():.40} in the second"
     different = sum(a != b for a, b in zip(one[1], other[1], strict=True))
     return f"{different} of {len(one[1])} bytes differ"
 
@@ -139,11 +142,11 @@ def _read_file(path: Path) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, tuple[str, bytes]]]:
-    """Each leaf of a JSON tree under its path."""
+    """Each leaf of a JSON tree under its path. A list of numbers is one leaf."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _flatten(inner, f"{name}.{key}" if name else key)
-    elif isinstance(value, list) and value:
+    elif isinstance(value, list) and not all(isinstance(item, int | float) for item in value):
         for index, inner in enumerate(value):
             yield from _flatten(inner, f"{name}.{index}" if name else str(index))
     else:

@@ -203,6 +203,10 @@ def main(arguments: list[str] | None = None) -> int:
     page, picture = write_report(story, folder)
     good = story.comparison.equal and not any(i.problem for i in story.incidents)
     account.heading(_verdict(story, good))
+    account.line(
+        f"the broken run took {story.disturbed.seconds:.0f} s, the undisturbed one "
+        f"{story.reference.seconds:.0f} s"
+    )
     account.line(f"report:  {page}")
     account.line(f"picture: {picture}")
     return 0 if good else 1

@@ -17,10 +17,16 @@ from examples.char_gpt.losses import ENV_LOSSES
 SILENT_SECONDS = 300.0
 STOP_SECONDS = 30.0
 COMMAND_SECONDS = 120.0
+PULL_TRIES = 3
+EXIT_UNREACHABLE = 5  # of the command, see `backstay --help`
 
 
 class DemoFailed(Exception):
     """The demo can't go on; the message says why and where to look."""
+
+
+class Unreachable(DemoFailed):
+    """A store or sidecar did not answer; another try may help."""
 
 
 class Backstay:
@@ -51,7 +57,15 @@ class Backstay:
 
     def pull(self, job: str, folder: Path) -> None:
         """Fetch the newest checkpoint of a job."""
-        self._run("pull", "--job", job, "--step", "latest", "--out", str(folder))
+        words = ("pull", "--job", job, "--step", "latest", "--out", str(folder))
+        for left in reversed(range(PULL_TRIES)):
+            try:
+                self._run(*words)
+            except Unreachable:
+                if not left:
+                    raise
+            else:
+                return
 
     def _run(self, *words: str) -> None:
         done = subprocess.run(
@@ -64,7 +78,8 @@ class Backstay:
             check=False,
         )
         if done.returncode:
-            raise DemoFailed(
+            kind = Unreachable if done.returncode == EXIT_UNREACHABLE else DemoFailed
+            raise kind(
                 f"`backstay {' '.join(words)}` ended with exit code {done.returncode}:\n"
                 f"{done.stdout}{done.stderr}"
             )

@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import random
 from dataclasses import dataclass
 from typing import Any
 
 import backstay
+import numpy
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
@@ -62,9 +64,16 @@ class Training:
     scheduler: torch.optim.lr_scheduler.LambdaLR
 
 
+def seed_everything(seed: int) -> None:
+    """Start every generator that Backstay keeps, so that two runs have the same ones throughout."""
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def build(options: Options, rank: int, world_size: int) -> Training:
     """Model, optimizer, schedule and data of one rank, as they are at step 0."""
-    torch.manual_seed(options.seed)
+    seed_everything(options.seed)
     text = Text.python_manual(options.context_length)
     gpt = GPT(
         GPTConfig(
@@ -156,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     training = build(options, rank, world_size)
     settle_gradient_buckets(training)
-    torch.manual_seed(options.seed + 1 + rank)  # each rank drops other activations
+    seed_everything(options.seed + 1 + rank)  # each rank drops other activations
     state = {
         "model": training.model,
         "optimizer": training.optimizer,
@@ -184,8 +193,8 @@ def parse_arguments(arguments: list[str] | None) -> Options:
     """The command line. The defaults are those of the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Help)
     add = parser.add_argument
-    add("--num-steps", type=int, default=420, help="optimizer steps in all")
-    add("--batch-size", type=int, default=6, help="windows of text per rank and step")
+    add("--num-steps", type=int, default=400, help="optimizer steps in all")
+    add("--batch-size", type=int, default=4, help="windows of text per rank and step")
     add("--context-length", type=int, default=64, help="characters that the model sees at once")
     add("--num-layers", type=int, default=6, help="transformer layers")
     add("--num-heads", type=int, default=6, help="attention heads per layer")
