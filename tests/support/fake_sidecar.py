@@ -9,6 +9,7 @@ from __future__ import annotations
 import socketserver
 import threading
 from collections import deque
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -27,6 +28,7 @@ from backstay_protocol.messages import (
     Decision,
     ErrorBody,
     ErrorReply,
+    JobView,
     RestoreReply,
     RestoreRequest,
     TierState,
@@ -37,6 +39,7 @@ from backstay_protocol.names import (
     URL_CAPTURES,
     URL_CHECKPOINTS,
     URL_CONFIRM,
+    URL_JOB,
     URL_RESTORE,
     URL_STATUS,
 )
@@ -77,6 +80,8 @@ class FakeSidecar:
         self.verdicts: list[ConfirmRequest] = []
         self.captures: list[CaptureNotice] = []
         self.persisted: list[CheckpointId] = []
+        self.job: Callable[[], JobView] | None = None
+        """What GET /v1/job answers; None: there is no such route here."""
         self.complete_at_once = True
         """Every checkpoint that is asked about is complete in every tier."""
         self._server: _Server | None = None
@@ -108,6 +113,8 @@ class FakeSidecar:
             return CaptureReply()
         if path == URL_STATUS:
             return self.status
+        if path == URL_JOB and self.job is not None:
+            return self.job()
         if path.startswith(URL_CHECKPOINTS + "/"):
             return self._checkpoint(method, path)
         return 404, error_reply("NoSuchRoute", f"{method} {path}")
