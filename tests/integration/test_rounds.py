@@ -27,6 +27,8 @@ from support.round_ranks import RankThread, restore_all
 from support.s3 import S3Server, bucket, s3_server  # noqa: F401 - fixtures
 from support.sidecar import SidecarJob, random_bytes
 
+pytestmark = pytest.mark.timeout(180)
+
 GENERATION = 1_700_000_000
 FIRST = first_attempt_of(GENERATION)
 SHARD_BYTES = 200_000
@@ -54,18 +56,18 @@ class Bucket:
             ENV_S3_SECRET_KEY: self.server.secret_key,
         }
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         found = self.server.client().list_objects(bucket_name=self.name, recursive=True)
         return sorted(str(item.object_name) for item in found)
 
     def attempts(self, suffix: str) -> list[int]:
         """Numbers of all claims (".json") or bases (".base.json")."""
-        names = [k.removeprefix(self.layout.attempts) for k in self.keys() if "attempts/" in k]
+        names = [k.removeprefix(self.layout.attempts) for k in self.names() if "attempts/" in k]
         parsed = [name.split(".", 1) for name in names]
         return [int(number) for number, rest in parsed if f".{rest}" == suffix]
 
     def committed(self, checkpoint: CheckpointId) -> bool:
-        return self.layout.commit(checkpoint) in self.keys()
+        return self.layout.commit(checkpoint) in self.names()
 
 
 @pytest.fixture
@@ -254,9 +256,9 @@ def test_a_leader_killed_within_a_delete_is_followed_by_one_that_finishes_it(
         job.wait_dead(0)
         job.start(0)
         folder = remote.layout.folder(older)
-        job.wait_for(lambda: not any(k.startswith(folder) for k in remote.keys()), "the delete")
+        job.wait_for(lambda: not any(k.startswith(folder) for k in remote.names()), "the delete")
         assert remote.committed(newer)
-        assert remote.layout.deletion(older) in remote.keys()
+        assert remote.layout.deletion(older) in remote.names()
         job.wait_for(lambda: view(job).newest_durable == newer, "the leader to know")
         assert begin(job) == (attempt + 1, 20)
 

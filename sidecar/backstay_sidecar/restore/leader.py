@@ -8,9 +8,11 @@ sidecars are told is decided by `duties`, the remote tier is looked after by `re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 from backstay_protocol.clock import Clock
+from backstay_protocol.errors import BackstayError
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import RemoteLayout
 from backstay_protocol.messages import (
@@ -42,6 +44,7 @@ SPEAK_SECONDS = 1.0
 SETTLE_SECONDS = 0.02
 """Changes that come together are one change."""
 MAX_WAIT_SECONDS = 30.0
+DISOWN_SECONDS = 2.0
 KEPT_RESTORES = 20
 
 
@@ -109,11 +112,16 @@ class Leader:
             self._tasks.spawn(self._remote.run())
 
     async def close(self) -> None:
-        """End every task. Nothing needs to be said to anybody."""
+        """End every task; in the remote tier say that this owner is gone, if that is quick."""
         await self._tasks.close()
         await self._driver.close()
-        if self._book is not None:
-            self._book.close()
+        if self._book is None:
+            return
+        if self._duties.attempt and not self._duties.remote.trouble:
+            with contextlib.suppress(BackstayError, OSError, TimeoutError):
+                async with asyncio.timeout(DISOWN_SECONDS):
+                    await self._book.call(lambda book: book.disown())
+        self._book.close()
 
     # --- rounds -------------------------------------------------------------------------------
 

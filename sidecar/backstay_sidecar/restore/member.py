@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from backstay_protocol import promises
@@ -29,7 +29,6 @@ from backstay_protocol.faults import fault
 from backstay_protocol.history import Lineage
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
 from backstay_protocol.messages import (
-    AGAIN,
     FAILED,
     GO,
     LOAD,
@@ -43,8 +42,6 @@ from backstay_protocol.messages import (
     LeaderDecision,
     PromiseReply,
     PromiseRequest,
-    RankJoin,
-    RankVerdict,
     RestoreReply,
     RestoreRequest,
     StoreReply,
@@ -56,10 +53,11 @@ from backstay_protocol.names import PROTOCOL_VERSION, TIERS, works_with
 from backstay_protocol.records import AttemptRecord, AttemptState
 from backstay_protocol.topology import PodIdentity, Topology
 
+from backstay_sidecar.restore.desk import REPLACED, Desk
 from backstay_sidecar.restore.ports import Emit, LeaderDoor, Peers, RemoteStore, Shelf
 from backstay_sidecar.restore.promise_store import PromiseStore
 from backstay_sidecar.restore.resolve import LocalFiles, Resolver
-from backstay_sidecar.restore.signals import Changes, Tasks
+from backstay_sidecar.restore.signals import Tasks
 
 T = TypeVar("T")
 MAX_WAIT_SECONDS = 30.0
@@ -71,46 +69,6 @@ FIRST_POLL_SECONDS = 0.5
 RETRY_SECONDS = 0.5
 SILENT_SECONDS = 60.0
 """A rank that waits for a decision and has not asked for so long is taken for dead."""
-REMEMBERED_NONCES = 1000
-
-
-@dataclass
-class _Joined:
-    """One rank that is in restore."""
-
-    request: RestoreRequest
-    heard: float
-    open: int = 0
-    """Requests of it that are held just now."""
-    verdict: RankVerdict | None = None
-    """About the decision in force."""
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """How the ranks that were in restore left it."""
-
-    round: str
-    nonces: dict[int, str]
-    reply: VerdictReply
-
-
-@dataclass
-class _Desk:
-    """What the member holds in memory; all of it is told again after a restart."""
-
-    joins: dict[int, _Joined] = field(default_factory=dict)
-    replaced: list[str] = field(default_factory=list)
-    """Nonces of processes that gave way to newer ones."""
-    decision: LeaderDecision | None = None
-    resolved: Decision | None = None
-    loaded: LeaderDecision | None = None
-    """The last one that got its go-ahead."""
-    failure: str = ""
-    message: str = "joining"
-    ended: _Ended | None = None
-    version: int = 0
-    """Grows with every change of the joins."""
 
 
 class Member:
@@ -149,8 +107,7 @@ class Member:
             remote,
             RemoteLayout(tier.prefix, topology.run) if tier else None,
         )
-        self._desk = _Desk()
-        self._changes = Changes()
+        self._desk = Desk()
         self._writing = asyncio.Lock()
         self._tasks = Tasks(emit)
 
@@ -232,10 +189,14 @@ class Member:
         """POST /v1/restore: held until there is a decision for this process, or its time is up."""
         if trouble := self._unfit(request):
             return self._reply(FAILED, trouble)
-        joined = await self._admit(request)
+        desk = self._desk
+        joined, is_new = desk.admit(request, self._clock.monotonic())
+        if is_new:
+            self._emit("rank_joined", rank=request.rank, pid=request.pid)
+            await asyncio.to_thread(silence_orders, self._memory, request.rank)
         joined.open += 1
         try:
-            await self._changes.until(
+            await desk.changes.until(
                 lambda: self._answer_for(request) is not None, _bounded(request.wait_seconds)
             )
         finally:
@@ -243,48 +204,30 @@ class Member:
             joined.heard = self._clock.monotonic()
         reply = self._answer_for(request)
         if reply is None:
-            return self._reply(WAIT, self._desk.message)
+            return self._reply(WAIT, desk.message)
         if reply.status == LOAD:
             return replace(reply, decision=await self._resolve())
         return reply
 
     async def confirm(self, request: ConfirmRequest) -> ConfirmReply:
         """POST /v1/restore/confirm: held until the world's verdict is in, or its time is up."""
-        if request.nonce in self._desk.replaced:
-            return ConfirmReply(status=FAILED, message=_REPLACED)
-        if (reply := self._verdict_for(request)) is not None:
-            return self._let_go(request, reply)
-        joined = self._desk.joins[request.rank]
-        joined.heard = self._clock.monotonic()
-        joined.verdict = RankVerdict(
-            rank=request.rank,
-            nonce=request.nonce,
-            ok=request.ok,
-            bad=request.bad,
-            error=request.error,
-            bytes_by_tier=request.bytes_by_tier,
-        )
-        self._changes.notify()
+        desk = self._desk
+        if desk.was_replaced(request.nonce):
+            return ConfirmReply(status=FAILED, message=REPLACED)
+        if (go := self._went(request)) is not None:
+            desk.let_go(request)
+            return go
+        if (reply := desk.verdict_for(request)) is not None:
+            return reply
+        joined = desk.confirmed(request, self._clock.monotonic())
         joined.open += 1
         try:
-            await self._changes.until(
+            await desk.changes.until(
                 lambda: self._verdict_for(request) is not None, _bounded(request.wait_seconds)
             )
         finally:
             joined.open -= 1
-        return self._verdict_for(request) or ConfirmReply(status=WAIT, message=self._desk.message)
-
-    def _let_go(self, request: ConfirmRequest, reply: ConfirmReply) -> ConfirmReply:
-        """A rank that joined again for a round that it had its go-ahead for leaves restore."""
-        desk = self._desk
-        joined = desk.joins.get(request.rank)
-        if reply.status == GO and joined is not None and joined.request.nonce == request.nonce:
-            del desk.joins[request.rank]
-            desk.version += 1
-            if not desk.joins:
-                desk.decision = desk.resolved = None
-            self._changes.notify()
-        return reply
+        return self._verdict_for(request) or ConfirmReply(status=WAIT, message=desk.message)
 
     def _unfit(self, request: RestoreRequest) -> str:
         if not works_with(request.protocol):
@@ -292,46 +235,17 @@ class Member:
                 f"rank {request.rank} speaks protocol {request.protocol}, its sidecar "
                 f"{PROTOCOL_VERSION}; install the backstay version of the sidecar's image"
             )
-        if request.nonce in self._desk.replaced:
-            return _REPLACED
-        return ""
-
-    async def _admit(self, request: RestoreRequest) -> _Joined:
-        """A known nonce re-attaches; a new one takes the rank over and restarts the round."""
-        desk, now = self._desk, self._clock.monotonic()
-        joined = desk.joins.get(request.rank)
-        if joined is not None and joined.request.nonce == request.nonce:
-            joined.heard, joined.verdict = now, None
-            return joined
-        if joined is not None:
-            self._forget_nonce(joined.request.nonce)
-        if desk.ended and (old := desk.ended.nonces.get(request.rank)) not in (None, request.nonce):
-            assert old is not None
-            self._forget_nonce(old)
-        desk.joins[request.rank] = joined = _Joined(request, now)
-        self._drop_decision("a process joined")
-        desk.failure, desk.version = "", desk.version + 1
-        self._emit("rank_joined", rank=request.rank, pid=request.pid, last_step=request.last_step)
-        self._changes.notify()
-        await asyncio.to_thread(silence_orders, self._memory, request.rank)
-        return joined
-
-    def _forget_nonce(self, nonce: str) -> None:
-        self._desk.replaced.append(nonce)
-        del self._desk.replaced[:-REMEMBERED_NONCES]
+        return REPLACED if self._desk.was_replaced(request.nonce) else ""
 
     def _answer_for(self, request: RestoreRequest) -> RestoreReply | None:
         desk = self._desk
-        joined = desk.joins.get(request.rank)
-        if request.nonce in desk.replaced:
-            return self._reply(FAILED, _REPLACED)
+        if desk.was_replaced(request.nonce):
+            return self._reply(FAILED, REPLACED)
         if desk.failure:
             return self._reply(FAILED, desk.failure)
-        if desk.decision is None or joined is None or joined.verdict is not None:
-            return None
-        if desk.decision.nonces.get(request.rank) != request.nonce:
-            return None
-        return self._reply(LOAD, desk.decision.reason)
+        if desk.decision is not None and desk.loads(request):
+            return self._reply(LOAD, desk.decision.reason)
+        return None
 
     def _reply(self, status: str, message: str) -> RestoreReply:
         tiers = self._topology.tiers
@@ -357,34 +271,15 @@ class Member:
         return desk.resolved
 
     def _verdict_for(self, request: ConfirmRequest) -> ConfirmReply | None:
-        """The answer to a confirm, None while it is open."""
-        desk = self._desk
-        if self._went(request):
-            reply = desk.ended.reply if desk.ended else VerdictReply(status=GO)
-            return ConfirmReply(
-                status=GO,
-                message=reply.message,
-                bytes_by_tier=reply.bytes_by_tier,
-                bad=reply.bad,
-                lost_steps=reply.lost_steps,
-            )
-        if desk.failure:
-            return ConfirmReply(status=FAILED, message=desk.failure)
-        joined, decision = desk.joins.get(request.rank), desk.decision
-        if joined is None or joined.request.nonce != request.nonce or decision is None:
-            return ConfirmReply(status=AGAIN, message="the round has begun anew")
-        if (decision.round, decision.serial) != (request.round, request.serial):
-            return ConfirmReply(status=AGAIN, message="the leader has decided again")
-        return None
+        return self._went(request) or self._desk.verdict_for(request)
 
-    def _went(self, request: ConfirmRequest) -> bool:
-        """Whether the round that the rank has loaded for got its go-ahead."""
-        ended = self._desk.ended
-        if ended is not None and ended.round == request.round:
-            return ended.nonces.get(request.rank) == request.nonce
-        # After a restart of this sidecar: attempt.json says so.
-        joined = self._desk.joins.get(request.rank)
-        return joined is None and request.ok and self.ran(request.round)
+    def _went(self, request: ConfirmRequest) -> ConfirmReply | None:
+        """The go-ahead, also where after a restart only attempt.json knows of it."""
+        if (go := self._desk.went(request)) is not None:
+            return go
+        if request.rank not in self._desk.joins and request.ok and self.ran(request.round):
+            return ConfirmReply(status=GO, message="the go-ahead was given before")
+        return None
 
     # --- joins, towards the leader ------------------------------------------------------------
 
@@ -392,9 +287,9 @@ class Member:
         """For as long as the sidecar lives: while ranks wait for a decision, ask for it."""
         silent_since, asked_about, patience = None, -1, FIRST_POLL_SECONDS
         while True:
-            await self._changes.until(self._asks, SILENT_SECONDS)
+            await self._desk.changes.until(lambda: self._desk.asks, SILENT_SECONDS)
             self._drop_silent()
-            if not self._asks():
+            if not self._desk.asks:
                 silent_since = None
                 continue
             version = self._desk.version
@@ -411,10 +306,6 @@ class Member:
             if reply is not None and not self._take(reply):
                 await self._pause(version)
 
-    def _asks(self) -> bool:
-        desk = self._desk
-        return bool(desk.joins) and desk.decision is None and not desk.failure
-
     def _join_request(self, patience: float) -> JoinRequest:
         return JoinRequest(
             replica=self._pod.replica,
@@ -423,26 +314,20 @@ class Member:
             replaces=self._pod.replaces,
             uid=self._pod.uid,
             address=self._address,
-            ranks=tuple(
-                _rank_join(joined.request) for _, joined in sorted(self._desk.joins.items())
-            ),
+            ranks=self._desk.rank_joins(),
             wait_seconds=min(patience, POLL_SECONDS),
         )
 
     def _take(self, reply: JoinReply) -> bool:
         """Whether the reply moved anything."""
-        desk = self._desk
         if reply.status == FAILED:
-            desk.failure = reply.message or "the leader gave the restore up"
-        elif reply.status == LOAD and reply.decision is not None and self._fits(reply.decision):
-            desk.decision, desk.resolved = reply.decision, None
-            for joined in desk.joins.values():
-                joined.verdict = None
+            self._desk.fail(reply.message)
         elif reply.status == WAIT:
-            desk.message = reply.message
+            self._desk.say(reply.message)
+        elif reply.decision is not None and self._fits(reply.decision):
+            self._desk.accept(reply.decision)
         else:
             return False
-        self._changes.notify()
         return True
 
     def _fits(self, decision: LeaderDecision) -> bool:
@@ -454,33 +339,16 @@ class Member:
         )
 
     def _leader_away(self, error: BackstayError, since: float) -> None:
-        desk, barrier = self._desk, self._topology.restore.barrier_seconds
-        desk.message = f"the leader can't be reached: {error}"
+        barrier = self._topology.restore.barrier_seconds
+        why = f"the leader can't be reached: {error}"
         if self._clock.monotonic() - since > barrier:
-            desk.failure = f"for {barrier:.0f} s {desk.message}"
-        self._changes.notify()
+            self._desk.fail(f"for {barrier:.0f} s {why}")
+        else:
+            self._desk.say(why)
 
     def _drop_silent(self) -> None:
-        """A rank that no longer asks for its decision is dead: the leader shall name it missing."""
-        desk, oldest = self._desk, self._clock.monotonic() - SILENT_SECONDS
-        if desk.decision is not None:
-            return
-        for rank, joined in list(desk.joins.items()):
-            if not joined.open and joined.heard < oldest:
-                del desk.joins[rank]
-                desk.version += 1
-                self._emit("rank_silent", rank=rank, pid=joined.request.pid)
-
-    def _drop_decision(self, why: str) -> None:
-        desk = self._desk
-        if desk.decision is None:
-            return
-        desk.decision = desk.resolved = None
-        desk.message = why
-        desk.version += 1
-        for joined in desk.joins.values():
-            joined.verdict = None
-        self._changes.notify()
+        for joined in self._desk.drop_silent(self._clock.monotonic() - SILENT_SECONDS):
+            self._emit("rank_silent", rank=joined.request.rank, pid=joined.request.pid)
 
     # --- verdicts, towards the leader ---------------------------------------------------------
 
@@ -488,13 +356,13 @@ class Member:
         """For as long as the sidecar lives: once all ranks have confirmed, see it through."""
         silent_since = None
         while True:
-            await self._changes.until(lambda: self._verdicts() is not None, SILENT_SECONDS)
-            verdicts, version = self._verdicts(), self._desk.version
-            if verdicts is None:
+            await self._desk.changes.until(lambda: bool(self._desk.verdicts()), SILENT_SECONDS)
+            request, version = self._verdict_request(), self._desk.version
+            if request is None:
                 silent_since = None
                 continue
             try:
-                reply = await self._unless(door.verdict(verdicts), version)
+                reply = await self._unless(door.verdict(request), version)
             except (Unreachable, Refused) as error:
                 silent_since = silent_since or self._clock.monotonic()
                 self._leader_away(error, silent_since)
@@ -502,49 +370,42 @@ class Member:
                 continue
             silent_since = None
             if reply is not None:
-                await self._obey(verdicts, reply)
+                await self._obey(request, reply)
 
-    def _verdicts(self) -> VerdictRequest | None:
-        desk = self._desk
-        if desk.decision is None or desk.failure or not desk.joins:
-            return None
-        verdicts = [joined.verdict for _, joined in sorted(desk.joins.items())]
-        told = tuple(verdict for verdict in verdicts if verdict is not None)
-        if len(told) < len(verdicts):
+    def _verdict_request(self) -> VerdictRequest | None:
+        decision, verdicts = self._desk.decision, self._desk.verdicts()
+        if decision is None or not verdicts:
             return None
         return VerdictRequest(
             replica=self._pod.replica,
-            round=desk.decision.round,
-            serial=desk.decision.serial,
-            verdicts=told,
+            round=decision.round,
+            serial=decision.serial,
+            verdicts=verdicts,
             wait_seconds=POLL_SECONDS,
         )
 
     async def _obey(self, asked: VerdictRequest, reply: VerdictReply) -> None:
-        desk = self._desk
+        desk, version = self._desk, self._desk.version
         if reply.status == GO and reply.record is not None and not self.ran(asked.round):
             # A leader that died between the go-ahead's stores left this one out.
             await self.store(StoreRequest(round=asked.round, record=reply.record))
+            if desk.version != version:
+                return
         if reply.status == WAIT:
-            desk.message = reply.message
+            desk.say(reply.message)
         elif reply.status == FAILED:
-            desk.failure = reply.message or "the leader gave the restore up"
+            desk.fail(reply.message)
         elif reply.status == GO and self.ran(asked.round):
-            nonces = {rank: joined.request.nonce for rank, joined in desk.joins.items()}
-            desk.ended = _Ended(asked.round, nonces, reply)
-            desk.joins.clear()
-            desk.loaded, desk.decision, desk.resolved = desk.decision, None, None
-            desk.version += 1
+            desk.end(asked.round, reply)
             self._emit("restore_done", attempt=self.promised, round=asked.round)
         else:
-            self._drop_decision(reply.message or "the leader decides again")
-        self._changes.notify()
+            desk.drop_decision(reply.message or "the leader decides again")
 
     async def _unless(self, poll: Coroutine[Any, Any, T], version: int) -> T | None:
         """The poll's answer, or None if the joins or the decision changed meanwhile."""
         asking = asyncio.ensure_future(poll)
         changed = asyncio.ensure_future(
-            self._changes.until(lambda: self._desk.version != version, 10 * POLL_SECONDS)
+            self._desk.changes.until(lambda: self._desk.version != version, 10 * POLL_SECONDS)
         )
         try:
             await asyncio.wait({asking, changed}, return_when=asyncio.FIRST_COMPLETED)
@@ -558,7 +419,7 @@ class Member:
 
     async def _pause(self, version: int) -> None:
         """Before the next try; cut short when the joins change."""
-        await self._changes.until(lambda: self._desk.version != version, RETRY_SECONDS)
+        await self._desk.changes.until(lambda: self._desk.version != version, RETRY_SECONDS)
 
     # --- the leader's round -------------------------------------------------------------------
 
@@ -574,7 +435,7 @@ class Member:
             await asyncio.to_thread(self._keep_promise, after)
         decision = self._desk.decision
         if decision is not None and decision.round != request.round:
-            self._drop_decision("a new round has begun")
+            self._desk.drop_decision("a new round has begun")
         self._emit("promised", attempt=request.attempt, round=request.round)
         inventory = await asyncio.to_thread(self._take_stock)
         seen = [*inventory.chains, *(copy.checkpoint.attempt for copy in inventory.copies)]
@@ -613,26 +474,12 @@ class Member:
         return self._shelf.inventory()
 
 
-_REPLACED = "this process was replaced by a newer one of the same rank; it must end"
-
-
 def _bounded(seconds: float) -> float:
     return min(max(seconds, 0.0), MAX_WAIT_SECONDS)
 
 
 def _known(state: AttemptState) -> int:
     return max(state.promised, state.record.attempt if state.record else 0)
-
-
-def _rank_join(request: RestoreRequest) -> RankJoin:
-    return RankJoin(
-        rank=request.rank,
-        local_rank=request.local_rank,
-        nonce=request.nonce,
-        world_size=request.world_size,
-        last_step=request.last_step,
-        last_attempt=request.last_attempt,
-    )
 
 
 def silence_orders(memory: MemoryLayout, rank: int) -> None:

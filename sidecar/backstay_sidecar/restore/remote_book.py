@@ -59,6 +59,7 @@ class RemoteBook:
         self._commits: dict[CheckpointId, CommitRecord] = {}
         self._manifests: dict[str, Manifest] = {}
         self._probed = False
+        self._named = False
         self._readers = ThreadPoolExecutor(READERS, "backstay-book-read")
         self._callers = ThreadPoolExecutor(CALLERS, "backstay-book")
 
@@ -252,8 +253,10 @@ class RemoteBook:
                 )
             else:
                 stale.append(key)
-        about = {"run": self._run, "owner": self._owner, "created": now}
-        self._store.create(self._layout.run_record, json.dumps(about).encode())
+        if not self._named:
+            about = {"run": self._run, "owner": self._owner, "created": now}
+            self._store.create(self._layout.run_record, json.dumps(about).encode())
+            self._named = True
         beat = f"{folder}{int(now):0{_DIGITS}d}-{_plain(self._owner)}"
         self._store.create(beat, b"{}")
         for key in (*mine, *stale):

@@ -36,7 +36,7 @@ PASS_SECONDS = 2.0
 LISTING_SECONDS = 60.0
 LIFT_SECONDS = 3600.0
 CALL_SECONDS = 120.0
-BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0)
+BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0)
 SETTLE_SECONDS = 600.0
 """An uncommitted checkpoint of the running attempt is taken to be on its way for so long."""
 

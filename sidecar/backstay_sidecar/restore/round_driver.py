@@ -29,7 +29,7 @@ from backstay_protocol.messages import (
 )
 from backstay_protocol.names import PROTOCOL_VERSION, works_with
 from backstay_protocol.records import AttemptRecord
-from backstay_protocol.round_events import MEMBER_AWAY
+from backstay_protocol.round_events import MEMBER_AWAY, REJOINED
 from backstay_protocol.rounds import Phase, Round
 from backstay_protocol.topology import PodIdentity, Topology
 
@@ -43,6 +43,8 @@ MAX_WAIT_SECONDS = 30.0
 PROMISE_SECONDS = 120.0
 """A promise seals the member's slots, a pass over all of them."""
 STORE_SECONDS = 15.0
+REJOIN_SECONDS = 0.5
+"""A launcher that restarts one process restarts all: the others are on their way too."""
 CLAIM_SECONDS = 20.0
 """A world in line goes on without its claim when the store hangs for so long."""
 LIST_SECONDS = 120.0
@@ -227,7 +229,8 @@ class RoundDriver:
         if not effect.retry:
             self._waiting.clear()
             return
-        self._reopen_at = self._clock.monotonic() + effect.after_seconds
+        settle = REJOIN_SECONDS if effect.code == REJOINED else 0.0
+        self._reopen_at = self._clock.monotonic() + max(effect.after_seconds, settle)
         for silent in self._round.silent if effect.code == MEMBER_AWAY else ():
             self._waiting.pop(
                 silent, None
