@@ -9,6 +9,8 @@ from pathlib import Path
 from backstay_cli.errors import CommandError, NotFound, UsageError
 from backstay_cli.local.state import LocalStatus, StateFolder, known_jobs
 
+_SHOWN = 6
+
 
 @dataclass(frozen=True)
 class LocalJob:
@@ -55,14 +57,19 @@ def choose_job(name: str, state_dir: Path | None, *, running: bool | None) -> Lo
     kind = {True: "running ", False: "stopped ", None: ""}[running]
     if not fitting:
         raise _none_fits(name, kind, local_jobs())
-    choices = ", ".join(f"{job.name} ({job.folder.root})" for job in fitting)
+    choices = _listed([f"{job.name} ({job.folder.root})" for job in fitting])
     raise UsageError(f"several {kind}local jobs: {choices}", "name one with --job or --state-dir")
 
 
 def _none_fits(name: str, kind: str, others: list[LocalJob]) -> NotFound:
     what = f"no {kind}local job" + (f" named {name}" if name else "")
-    there = ", ".join(f"{j.name} ({'running' if j.running else 'stopped'})" for j in others)
+    there = _listed([f"{j.name} ({'running' if j.running else 'stopped'})" for j in others])
     return NotFound(what, f"there is: {there}" if there else "start one: backstay local run FILE")
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _named(job: LocalJob, name: str) -> bool:

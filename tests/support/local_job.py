@@ -6,10 +6,12 @@ it, whatever they forked, double-forked or renamed themselves to.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,10 +179,10 @@ class LocalRun:
             if stream is not None:
                 stream.close()
         for line in survivors(self.mark):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line.split()[0]), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(f"/dev/shm/backstay-{self.status()['uid'][:8]}")
 
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
