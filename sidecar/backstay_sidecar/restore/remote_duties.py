@@ -37,7 +37,9 @@ LISTING_SECONDS = 60.0
 LIFT_SECONDS = 3600.0
 CALL_SECONDS = 120.0
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0)
-SETTLE_SECONDS = 600.0
+SETTLE_SECONDS = 0.1
+"""Shards come in crowds; one look does for many."""
+YOUNG_SECONDS = 600.0
 """An uncommitted checkpoint of the running attempt is taken to be on its way for so long."""
 
 
@@ -92,6 +94,7 @@ class RemoteDuties:
             if self._fails:
                 wait = BACKOFF_SECONDS[min(self._fails, len(BACKOFF_SECONDS)) - 1]
             await self._changes.until(lambda: self._poked and not self._fails, wait)
+            await asyncio.sleep(SETTLE_SECONDS)
             self._poked = False
             if not self._duties.attempt or self._resting():
                 continue
@@ -267,7 +270,7 @@ class RemoteDuties:
         young = {
             c
             for c in known.keys
-            if c.attempt == record.attempt and now - self._seen.get(c, now) < SETTLE_SECONDS
+            if c.attempt == record.attempt and now - self._seen.get(c, now) < YOUNG_SECONDS
         }
         return {c for c in uploading | young if c not in known.commits and c not in known.intents}
 
