@@ -229,6 +229,8 @@ def _on_joined(current: Round, event: Joined, settings: RoundSettings) -> Step:
         why = f"processes of replica {request.replica} started anew while the world restored"
         return give_up(current, REJOINED, why, retry=True)
     misfit = _misfit(request, settings)
+    if misfit and request.generation < current.generation:
+        return current, ()  # left over from a job of another size
     if misfit:
         return give_up(current, MISFIT, misfit, retry=False)
     return _form(replace(current, joins={**current.joins, request.replica: request}), settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from backstay_protocol import commit, rounds
@@ -72,6 +72,7 @@ class World:
     attempt: int
     generation: int
     members: dict[int, int]  # replica -> pod
+    size: int  # number of ranks
     base: tuple[int, int] | None = (0, UNKNOWN)  # (step, world); None: from nothing
     progress: dict[int, int] = field(default_factory=dict)  # rank -> newest captured step
     order: int = 0  # when all ranks had gone ahead; 0: never
@@ -107,6 +108,7 @@ class Pod:
     number: int
     identity: PodIdentity
     disk: int
+    replicas: int  # of the job that it was created for
     alive: bool = True
     ghost: bool = False  # replaced by the operator, may still run
     cut: bool = False  # reaches only other cut pods, and the remote tier
@@ -193,7 +195,8 @@ class Cluster:
         self.log: list[str] = []
         first = dict.fromkeys(range(replicas), 1)
         self.pods = [
-            Pod(i, PodIdentity(replica=i, generation=1, current=first), i) for i in range(replicas)
+            Pod(i, PodIdentity(replica=i, generation=1, current=first), i, replicas)
+            for i in range(replicas)
         ]
 
     # --- small questions -------------------------------------------------------------------------
@@ -227,6 +230,10 @@ class Cluster:
         """By the operator's word: the newest pod of each replica."""
         newest = {pod.replica: pod for pod in self.pods if not pod.ghost}
         return [newest[replica] for replica in sorted(newest)]
+
+    def settings_of(self, pod: Pod) -> RoundSettings:
+        """What the pod's topology says; a pod of an older job has an older one."""
+        return replace(self.settings, replicas=pod.replicas)
 
     def ranks(self, pod: Pod) -> range:
         return self.settings.ranks_of(pod.replica)

@@ -44,7 +44,7 @@ class RoundsOfCluster(Cluster):
                 rank=rank,
                 local_rank=local,
                 nonce=f"{pod.number}.{pod.nonce}.{rank}",
-                world_size=self.settings.world_size,
+                world_size=self.settings_of(pod).world_size,
             )
             for local, rank in enumerate(self.ranks(pod))
         )
@@ -59,11 +59,13 @@ class RoundsOfCluster(Cluster):
         )
 
     def _joins(self, pod: Pod) -> list[Action]:
-        if pod.run >= 0 or pod.loaded or pod.replica >= self.settings.replicas:
+        if pod.run >= 0 or pod.loaded:
             return []
         found: list[Action] = []
         for leader in self.pods:
             if leader.replica != 0 or not self.reach(pod, leader) or leader.run >= 0:
+                continue
+            if pod.replicas != leader.replicas:  # another job's token
                 continue
             current = leader.leader.round
             if current and not current.over and pod.joined == (leader.number, current.name):
@@ -93,7 +95,7 @@ class RoundsOfCluster(Cluster):
     def advance(self, leader: Pod, event: Event) -> None:
         current = leader.leader.round
         assert current is not None
-        after, effects = rounds.advance(current, event, self.settings)
+        after, effects = rounds.advance(current, event, self.settings_of(leader))
         leader.leader.round = leader.leader.last = after
         for effect in effects:
             self._effect(leader, after, effect)
@@ -116,7 +118,10 @@ class RoundsOfCluster(Cluster):
             if self.lists_before_claim:
                 self.old_views[current.name] = self.remote_view()
             members = dict(self.round_pods[current.name])
-            self.worlds.append(World(current.name, current.attempt, current.generation, members))
+            size = self.settings_of(leader).world_size
+            self.worlds.append(
+                World(current.name, current.attempt, current.generation, members, size)
+            )
 
     def _announced(self, leader: Pod, current: Round) -> None:
         world = self.worlds[self.world_of(current)]
@@ -181,7 +186,7 @@ class RoundsOfCluster(Cluster):
         self.advance(leader, rounds.VerdictGiven(request))
 
     def _needs(self, pod: Pod, decision: LeaderDecision, rank: int) -> bool:
-        same_world = decision.saved_world_size == self.settings.world_size
+        same_world = decision.saved_world_size == self.settings_of(pod).world_size
         return rank in self.ranks(pod) or not same_world
 
     def _read(
@@ -247,7 +252,7 @@ class RoundsOfCluster(Cluster):
             self.judge.judge_go(pod, decision)
         for rank in self.ranks(pod):
             world.progress[rank] = decision.base.step if decision.base else 0
-        if len(world.progress) == self.settings.world_size and not world.order:
+        if len(world.progress) == world.size and not world.order:
             world.order = 1 + max(other.order for other in self.worlds)
             if self.judge:
                 self.judge.judge_formed(number)

@@ -61,7 +61,7 @@ class WorkOfCluster(RoundsOfCluster):
         world = self.worlds[pod.run]
         step = world.progress[rank] + 1
         world.progress[rank] = step
-        shard = Shard(step, world.attempt, pod.run, rank, self.settings.world_size, pod.chain)
+        shard = Shard(step, world.attempt, pod.run, rank, world.size, pod.chain)
         slots = pod.slots.setdefault(rank, [])
         if len(slots) == 2:
             slots.remove(self._free_slot(slots, world))

@@ -160,7 +160,7 @@ class Sim(WorkOfCluster):
             current=current,
             replaces=pod.identity.generation,
         )
-        fresh = Pod(len(self.pods), identity, disk)
+        fresh = Pod(len(self.pods), identity, disk, pod.replicas)
         self.pods.append(fresh)
         return fresh
 
@@ -181,7 +181,7 @@ class Sim(WorkOfCluster):
                 self.disks.append(Disk())
             identity = PodIdentity(replica=replica, generation=self.generation, current=current)
             disk = old.disk if old is not None and usable else len(self.disks) - 1
-            self.pods.append(Pod(len(self.pods), identity, disk))
+            self.pods.append(Pod(len(self.pods), identity, disk, replicas))
 
     def corrupt(self, key: tuple[CheckpointId, int]) -> None:
         self.remote.corrupt.add(key)

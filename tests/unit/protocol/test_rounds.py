@@ -242,6 +242,14 @@ def test_a_rank_that_does_not_fit_the_topology_ends_the_round(request_: Any, why
     assert why in driver.given_up.why
 
 
+def test_a_pod_left_over_from_a_job_of_another_size_disturbs_nobody() -> None:
+    driver = Driver()
+    driver.feed(rounds.Joined(join(0, generation=2)))
+    assert driver.feed(rounds.Joined(join(2, generation=1, world_size=3))) == ()
+    driver.feed(rounds.Joined(join(1, generation=2)))
+    assert driver.round.phase is Phase.PROMISE
+
+
 def test_a_rank_that_joins_anew_before_the_world_is_whole_replaces_itself() -> None:
     driver = Driver()
     driver.feed(rounds.Joined(join(0, nonce="a")), rounds.Joined(join(0, nonce="b")))
