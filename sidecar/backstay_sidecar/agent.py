@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from backstay_protocol import codec
 from backstay_protocol.clock import Clock
 from backstay_protocol.control import State
-from backstay_protocol.errors import BackstayError
+from backstay_protocol.errors import BackstayError, Unreachable
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
 from backstay_protocol.messages import (
     GO,
     AgentStatus,
+    BadSource,
     CaptureNotice,
     CheckpointList,
     CheckpointStatus,
@@ -44,10 +44,10 @@ from backstay_protocol.names import (
     MEMORY,
     NEIGHBOR,
     REMOTE,
-    TIERS,
     URL_CHECKPOINTS,
     URL_FLUSH,
     URL_JOB,
+    URL_SHARD_MANIFEST,
 )
 from backstay_protocol.pull import Endpoint, get_bytes
 
@@ -67,13 +67,10 @@ from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.restore.member import Member
 from backstay_sidecar.restore.peers import LEADER, HttpPeers
 from backstay_sidecar.settings import Settings
-from backstay_sidecar.tiers.base import Tier, WritableTier
-from backstay_sidecar.tiers.disk import DiskStore, HeldTier
-from backstay_sidecar.tiers.memory import MemoryTier
+from backstay_sidecar.stores import Stores
+from backstay_sidecar.tiers.base import WritableTier
+from backstay_sidecar.tiers.disk import DiskStore
 from backstay_sidecar.tiers.neighbor import Neighbor, NeighborTier
-from backstay_sidecar.tiers.remote import RemoteTier
-from backstay_sidecar.tiers.remote_store import RemoteStore
-from backstay_sidecar.transfer.upload import UploadSettings
 
 FOLDER_MODE = 0o2770
 PROXY_SECONDS = 10.0
@@ -102,42 +99,28 @@ class Agent:
         self._word = LeaderWord()
         self._deleting = threading.Lock()
         self._thinning = False
+        self._suspected: set[tuple[CheckpointId, int, str, int]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._refill_cancel = threading.Event()
-        self._make_tiers(settings)
-        self._make_parts(settings)
-
-    def _make_tiers(self, settings: Settings) -> None:
-        topology, tiers = self.topology, self.topology.tiers
-        self.layout = MemoryLayout(settings.volume)
-        self.memory = MemoryTier(self.layout, topology.run, self.replica)
-        self.disk = (
-            DiskLayout(tiers.local.root, topology.run, self.replica) if tiers.local else None
-        )
-        self.local: DiskStore | None = None
-        self.held: HeldTier | None = None
-        if self.disk is not None:
-            self.local = DiskStore(self.disk.shards, LOCAL, self.replica, topology.run)
-            self.held = HeldTier(self.disk, self.replica, topology.run)
-        self.remote_store = _remote_store(settings)
-        self.remote = self._make_remote()
+        self.stores = Stores(settings, clock, lambda: self.word().attempt)
         self._neighbor: Neighbor | None = None
+        self._make_parts(settings)
 
     def _make_parts(self, settings: Settings) -> None:
         topology, clock, emit = self.topology, self.clock, self.events.emit
         self.peers = HttpPeers(topology, settings.tokens[0])
         self.control = ControlBlocks(
-            self.layout, topology.ranks_of(self.replica), topology.tiers, self.replica, clock
+            self.stores.layout, topology.ranks_of(self.replica), topology.tiers, self.replica, clock
         )
         self.member = Member(
             topology=topology,
             pod=settings.pod,
-            memory=self.layout,
-            disk=self.disk,
+            memory=self.stores.layout,
+            disk=self.stores.disk,
             address=settings.address,
             shelf=self,
             peers=self.peers,
-            remote=self.remote_store,
+            remote=self.stores.remote_store,
             clock=clock,
             emit=emit,
         )
@@ -148,14 +131,14 @@ class Agent:
                 pod=settings.pod,
                 own=self.member,
                 peers=self.peers,
-                remote=self.remote_store,
+                remote=self.stores.remote_store,
                 clock=clock,
                 emit=emit,
             )
         self.replicator = Replicator(
-            memory=self.memory,
-            local=self.local,
-            held=self.held,
+            memory=self.stores.memory,
+            local=self.stores.local,
+            held=self.stores.held,
             outer=self._outer_tiers(),
             tiers=topology.tiers,
             word=self.word,
@@ -179,23 +162,6 @@ class Agent:
             emit=emit,
         )
 
-    def _make_remote(self) -> Gated | None:
-        tier, store = self.topology.tiers.remote, self.remote_store
-        if tier is None or store is None:
-            return None
-        layout = RemoteLayout(tier.prefix, self.topology.run)
-        return Gated(
-            RemoteTier(
-                store,
-                layout,
-                settings=UploadSettings(concurrency=tier.concurrency),
-                clock=self.clock,
-            ),
-            attempt=lambda: self.word().attempt,
-            probe=lambda: store.probe(layout.root),
-            recorded=lambda attempt: store.get(layout.base(attempt)) is not None,
-        )
-
     def _outer_tiers(self) -> dict[str, WritableTier]:
         tiers: dict[str, WritableTier] = {}
         if self.topology.tiers.neighbor is not None:
@@ -207,15 +173,15 @@ class Agent:
                 headers=self.peers.headers,
                 clock=self.clock,
             )
-        if self.remote is not None:
-            tiers[REMOTE] = self.remote
+        if self.stores.remote is not None:
+            tiers[REMOTE] = self.stores.remote
         return tiers
 
     def _make_keeper(self) -> Keeper | None:
-        if self.held is None:
+        if self.stores.held is None:
             return None
         return Keeper(
-            self.held.own,
+            self.stores.held.own,
             run=self.topology.run,
             replica=self.replica,
             headers=self.peers.headers,
@@ -226,18 +192,12 @@ class Agent:
             clock=self.clock,
         )
 
-    def _own_areas(self) -> tuple[DiskStore, ...]:
-        """Where this sidecar writes; empty without a local tier."""
-        if self.local is None or self.held is None:
-            return ()
-        return (self.local, self.held.own)
-
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to work. Raises OSError if the memory volume can't be used."""
         await asyncio.to_thread(self._prepare_memory)
-        for area in self._own_areas():
+        for area in self.stores.own_areas:
             self._in_background(self._prepare_disk(area))
         if self.leader is not None:
             self.leader.start()
@@ -245,8 +205,8 @@ class Agent:
         self.replicator.start()
         self.progress.start()
         self._in_background(self._keep_word())
-        if self.remote is not None:
-            self._in_background(self._probe_remote(self.remote))
+        if self.stores.remote is not None:
+            self._in_background(self._probe_remote(self.stores.remote))
         self.events.emit(
             "sidecar_started",
             run=self.topology.run,
@@ -281,7 +241,7 @@ class Agent:
                 await asyncio.wait_for(self._moved.wait(), 0.2)
 
     def _prepare_memory(self) -> None:
-        os.makedirs(self.layout.ranks, mode=FOLDER_MODE, exist_ok=True)
+        os.makedirs(self.stores.layout.ranks, mode=FOLDER_MODE, exist_ok=True)
         self.member.prepare()
 
     async def _prepare_disk(self, area: DiskStore) -> None:
@@ -311,7 +271,10 @@ class Agent:
         """Ranks come to their attempt after the word did: it is written again each second."""
         while True:
             await asyncio.sleep(1.0)
-            self._write_word()
+            try:
+                self._write_word()
+            except OSError as error:
+                log.warning("a control block can't be written: %s", error)
             if self.keeper is not None:
                 self.keeper.promise_grew()
 
@@ -349,12 +312,36 @@ class Agent:
 
     async def confirm(self, request: ConfirmRequest) -> ConfirmReply:
         """A rank has loaded. With the go-ahead its schedule is in force."""
+        for bad in request.bad:
+            if bad.proven:
+                self._suspect(bad)
         reply = await self.member.confirm(request)
         if reply.status == GO:
             self.control.begin(request.rank)
             self.replicator.notice()
             self.progress.changed()
         return reply
+
+    def _suspect(self, bad: BadSource) -> None:
+        """A reader has proven a copy bad: its holder reads it again and lets it go."""
+        decision = self.member.decision
+        if decision is None or decision.base is None or bad.tier not in (MEMORY, LOCAL, NEIGHBOR):
+            return
+        key = (decision.base, bad.shard_rank, bad.tier, bad.holder)
+        if key not in self._suspected:
+            self._suspected.add(key)
+            self._in_background(asyncio.to_thread(self._have_verified, *key))
+
+    def _have_verified(self, checkpoint: CheckpointId, rank: int, tier: str, holder: int) -> None:
+        if holder == self.replica:
+            for shelf in self.stores.shelves(tier):
+                self.replicator.verify(shelf, checkpoint, rank)
+            return
+        path = URL_SHARD_MANIFEST.format(checkpoint=checkpoint, rank=rank)
+        url = f"{self.peers.url(holder)}{path}?tier={tier}&verify=true"
+        # Out of reach or gone: then it is no source any more either.
+        with contextlib.suppress(Unreachable, FileNotFoundError):
+            get_bytes(Endpoint(url, self.peers.headers))
 
     async def keep(self, offer: ReplicaOffer) -> ReplicaReply:
         """A neighbour offers a shard."""
@@ -414,7 +401,7 @@ class Agent:
         """Delete local and held shards, each only while the leader's word still counts."""
         gone = set(checkpoints)
         try:
-            for store in self._own_areas():
+            for store in self.stores.own_areas:
                 for copy in list(store.inventory()):
                     if copy.checkpoint not in gone:
                         continue
@@ -433,10 +420,10 @@ class Agent:
         self._refill_cancel.set()
         self._refill_cancel = threading.Event()
         decision = self.member.decision
-        if base is None or decision is None or decision.base != base or self.local is None:
+        if base is None or decision is None or decision.base != base or self.stores.local is None:
             return
         mine = [plan for plan in decision.shards if self._keeps(plan, decision.saved_world_size)]
-        self._in_background(self._refill(base, mine, self.local, self._refill_cancel))
+        self._in_background(self._refill(base, mine, self.stores.local, self._refill_cancel))
 
     def _keeps(self, plan: ShardPlan, saved_world_size: int) -> bool:
         """Each shard of the base has one replica that keeps its local copy."""
@@ -454,7 +441,7 @@ class Agent:
     ) -> None:
         here = await asyncio.to_thread(self.replicator.look)
         missing = [plan for plan in plans if (base, plan.rank) not in here.shards]
-        open_remote = self.remote.open if self.remote is not None else None
+        open_remote = self.stores.remote.open if self.stores.remote is not None else None
         elsewhere = Elsewhere(self.replica, self.peers.url, self.peers.headers, open_remote)
         made = await refill(base, missing, local, elsewhere, cancel, self.events.emit)
         if made:
@@ -510,13 +497,9 @@ class Agent:
             return f"ranks {', '.join(map(str, joined))} are in restore"
         if self.progress.trouble:
             return f"the leader does not answer: {self.progress.trouble}"
-        if self.member.disk_trouble and self.disk is not None:
+        if self.member.disk_trouble and self.stores.disk is not None:
             return f"promises are not on the disk: {self.member.disk_trouble}"
         return self.reply.message if self.reply is not None else ""
-
-    def configured_tiers(self) -> tuple[str, ...]:
-        """Names, nearest first."""
-        return tuple(name for name in TIERS if getattr(self.topology.tiers, name) is not None)
 
     async def find(self, name: str) -> CheckpointId:
         """`<step>-<attempt>`, or a bare step or `latest`: the one on the lineage. ApiError 404."""
@@ -536,23 +519,6 @@ class Agent:
                 "name it <step>-<attempt>, or a step or `latest` for the one on the lineage; "
                 f"GET {URL_CHECKPOINTS} lists them",
             ) from error
-
-    def shelves(self, tier: str = "") -> list[Tier]:
-        """The tiers whose bytes this sidecar serves, nearest first; with `tier` that one only."""
-        found: dict[str, Tier | None] = {
-            MEMORY: self.memory,
-            LOCAL: self.local,
-            NEIGHBOR: self.held,
-        }
-        if tier == REMOTE:
-            raise ApiError(
-                400, errors.INVALID_REQUEST, "the remote tier is not served here", "ask the store"
-            )
-        if tier and tier not in found:
-            raise ApiError(
-                400, errors.INVALID_REQUEST, f"there is no tier {tier!r}", f"one of {list(found)}"
-            )
-        return [it for name, it in found.items() if it is not None and tier in ("", name)]
 
     async def checkpoints(self) -> CheckpointList:
         """GET /v1/checkpoints, by the leader."""
@@ -585,17 +551,3 @@ class Agent:
         except FileNotFoundError as error:
             raise ApiError(404, errors.NOT_FOUND, str(error)) from error
         return codec.loads(reply, data)
-
-
-def _remote_store(settings: Settings) -> RemoteStore | None:
-    tier, credentials = settings.topology.tiers.remote, settings.credentials
-    if tier is None or credentials is None:
-        return None
-    return RemoteStore(
-        endpoint=tier.endpoint,
-        bucket=tier.bucket,
-        access_key=credentials.access_key,
-        secret_key=credentials.secret_key,
-        session_token=credentials.session_token,
-        region=tier.region,
-    )

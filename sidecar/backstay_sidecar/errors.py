@@ -34,6 +34,7 @@ VERSION_MISMATCH = "VersionMismatch"
 HEADERS_TOO_LARGE = "HeadersTooLarge"
 TOO_MANY_CONNECTIONS = "TooManyConnections"
 UNREACHABLE = "Unreachable"
+STOPPING = "Stopping"
 CORRUPT_DATA = "CorruptData"
 INTERNAL = "Internal"
 

@@ -182,6 +182,23 @@ def test_a_slot_that_went_bad_after_sealing_is_struck_when_the_neighbour_finds_o
         assert held(job, 1) == []
 
 
+def test_a_bad_slot_does_not_keep_the_neighbour_from_the_good_copy_on_the_disk(
+    job: SidecarJob,
+) -> None:
+    start(job)
+    attempt = job.begin().attempt
+    job.kill(1)
+    checkpoint = save(job, 10, attempt)
+    job.wait_for(lambda: job.on_disk(0) == [(checkpoint, 0)], "the local copy")
+    with open(job.memory(0).slot(0, 1), "r+b") as slot:
+        slot.seek(200_000)
+        slot.write(b"!")
+    job.start(1)
+    job.wait_for(lambda: held(job, 1) == [10], "the neighbour's copy", 60)
+    assert slots.peek(job.memory(0), 0, 1) is None, "the slot was struck"
+    assert job.on_disk(0) == [(checkpoint, 0)]
+
+
 def test_copies_of_the_base_that_a_lost_disk_took_are_made_again(job: SidecarJob) -> None:
     start(job)
     attempt = job.begin().attempt

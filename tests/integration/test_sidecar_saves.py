@@ -154,6 +154,25 @@ def test_a_slot_that_went_bad_after_sealing_is_struck_and_never_stored(tmp_path:
         assert local_steps(job) == []
 
 
+def test_a_copy_that_a_reader_has_proven_bad_is_read_again_struck_and_made_anew(
+    job: SidecarJob,
+) -> None:
+    job.start()
+    job.save(rank=0, step=5, data=DATA)
+    job.wait_for(lambda: local_steps(job) == [5], "the local copy")
+    (path,) = Path(job.disk(0).shards).glob("*/*.safetensors")
+    with path.open("r+b") as file:
+        file.seek(70_000)
+        file.write(b"!")
+    manifest = "/v1/checkpoints/5-1/shards/0/manifest?tier="
+    assert job.request(0, "GET", f"{manifest}local").status == 200, "nobody has looked yet"
+    assert job.request(0, "GET", f"{manifest}memory&verify=true").status == 200
+    assert job.request(0, "GET", f"{manifest}local&verify=true").status == 404
+    assert "copy_struck tier=local" in job.log()
+    job.wait_for(lambda: path.exists() and path.read_bytes() == DATA, "another copy from memory")
+    job.wait_for(lambda: local_steps(job) == [5], "it to be visible")
+
+
 def test_each_tier_takes_what_its_own_schedule_names(tmp_path: Path) -> None:
     local = LocalTier(root=str(tmp_path / "disk"), schedule=Schedule(every_steps=10))
     with SidecarJob(tmp_path, tiers=Tiers(local=local)) as job:

@@ -86,11 +86,8 @@ class Progress:
                     self._changed.set()
 
     async def _exchange(self, wait_seconds: float, requests: tuple[str, ...]) -> bool:
-        request = self._build(self._version, wait_seconds, requests)
-        self._sent += 1
-        number = self._sent
         try:
-            reply = await self._send(request)
+            await self._ask(wait_seconds, requests)
         except (Unreachable, Refused) as error:
             if not self.trouble:
                 log.warning("the leader does not answer: %s", error)
@@ -99,10 +96,16 @@ class Progress:
         except Exception:  # without this loop the pod would get no word any more
             log.exception("telling the leader failed; it is tried again")
             return False
+        return True
+
+    async def _ask(self, wait_seconds: float, requests: tuple[str, ...]) -> None:
+        request = self._build(self._version, wait_seconds, requests)
+        self._sent += 1
+        number = self._sent
+        reply = await self._send(request)
         self.trouble = ""
         self._requests = [words for words in self._requests if words not in requests]
         if number < self._newest_taken and reply.version < self._version:
-            return True  # overtaken by the answer to a later call
+            return  # overtaken by the answer to a later call
         self._newest_taken, self._version = number, reply.version
         self._take(reply)
-        return True

@@ -19,7 +19,7 @@ from threading import Event
 from typing import Any, Protocol
 
 from backstay_protocol.clock import Clock
-from backstay_protocol.errors import BackstayError, Cancelled, CorruptData
+from backstay_protocol.errors import BackstayError, Cancelled, CorruptData, DigestMismatch
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import Inventory, ShardCopy, TierState
@@ -31,9 +31,10 @@ from backstay_protocol.topology import Schedule, Tiers
 from backstay_sidecar.replication.sealer import Sealed, Sealer
 from backstay_sidecar.replication.wanted import LeaderWord, Shard, ShardKey, wanted
 from backstay_sidecar.replication.worker import TierWorker
-from backstay_sidecar.tiers.base import ShardReader, WritableTier, copy_of
+from backstay_sidecar.tiers.base import ShardReader, Tier, WritableTier, copy_of
 from backstay_sidecar.tiers.disk import DiskStore, HeldTier, Shelved
 from backstay_sidecar.tiers.memory import MemoryTier, Published
+from backstay_sidecar.tiers.onepass import one_pass
 
 LOOK_SECONDS = 1.0
 NUM_SEALERS = 2
@@ -117,7 +118,7 @@ class Replicator:
             name: TierWorker(store, self._queue_of(name), self, clock, self.cancel)
             for name, store in stores.items()
         }
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -338,20 +339,35 @@ class Replicator:
                 rank=shard.rank,
                 message=str(error),
             )
+        if DigestMismatch.__name__ in str(error) and shard.in_memory and shard.in_local:
+            # The neighbour was served from memory, what was offered lies on the disk.
+            suspect = asyncio.to_thread(self.verify, self._memory, shard.checkpoint, shard.rank)
+            self._tasks.append(asyncio.create_task(suspect))
         self._tell_degraded()
         self._wake.set()
 
     def source_bad(self, tier: str, shard: Shard, error: CorruptData) -> None:
         """The copy that was read is bad: it is struck here, before anybody else reads it."""
-        store = self._source_of(tier, shard)
+        self._strike(self._source_of(tier, shard), shard.checkpoint, shard.rank, error)
+
+    def verify(self, store: Tier, checkpoint: CheckpointId, rank: int) -> bool:
+        """Read a copy that is here and strike it if it is bad. Blocks. False: bad, or not there."""
+        try:
+            with store.open(checkpoint, rank) as shard:
+                one_pass(shard, None, self.cancel)
+        except FileNotFoundError:
+            return False
+        except CorruptData as error:
+            self._strike(store, checkpoint, rank, error)
+            return False
+        return True
+
+    def _strike(self, store: Tier, checkpoint: CheckpointId, rank: int, error: CorruptData) -> None:
         self._emit(
-            "copy_struck",
-            tier=store.name,
-            checkpoint=shard.checkpoint,
-            rank=shard.rank,
-            message=str(error),
+            "copy_struck", tier=store.name, checkpoint=checkpoint, rank=rank, message=str(error)
         )
-        store.delete(shard.checkpoint, shard.rank)
+        store.delete(checkpoint, rank)
+        self.notice_from_thread()
 
     # --- for the leader and for people ----------------------------------------------------------
 

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.routes import examples
-from backstay_sidecar.routes.wire import documented, reply
+from backstay_sidecar.routes.wire import documented, held, reply
 
 
 def router(agent: Agent) -> APIRouter:
@@ -32,7 +32,7 @@ def router(agent: Agent) -> APIRouter:
     @routes.get(URL_PRESTOP, **documented(examples.FLUSH_REPLY))
     async def prestop() -> Response:
         """One common save; answered when it is safe, or 20 s before the grace is over."""
-        return reply(await agent.prestop.wait())
+        return reply(await held(agent.stopping, agent.prestop.wait()))
 
     @routes.get(URL_METRICS)
     async def metrics() -> Response:

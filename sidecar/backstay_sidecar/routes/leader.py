@@ -23,7 +23,7 @@ from backstay_sidecar.agent import Agent
 from backstay_sidecar.errors import ApiError
 from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.routes import examples
-from backstay_sidecar.routes.wire import body, documented, reply
+from backstay_sidecar.routes.wire import body, documented, held, reply
 
 
 def router(agent: Agent) -> APIRouter:
@@ -33,21 +33,21 @@ def router(agent: Agent) -> APIRouter:
     @routes.post(URL_JOIN, **documented(examples.JOIN_REPLY))
     async def join(request: Annotated[JoinRequest, body(examples.JOIN_REQUEST)]) -> Response:
         """Ranks of one replica have joined. Long poll for the decision."""
-        return reply(await _leader(agent).join(request))
+        return reply(await held(agent.stopping, _leader(agent).join(request)))
 
     @routes.post(URL_VERDICT, **documented(examples.VERDICT_REPLY))
     async def verdict(
         request: Annotated[VerdictRequest, body(examples.VERDICT_REQUEST)],
     ) -> Response:
         """How the load of one replica's ranks went. Long poll for what follows."""
-        return reply(await _leader(agent).verdict(request))
+        return reply(await held(agent.stopping, _leader(agent).verdict(request)))
 
     @routes.post(URL_PROGRESS, **documented(examples.PROGRESS_REPLY))
     async def progress(
         request: Annotated[ProgressRequest, body(examples.PROGRESS_REQUEST)],
     ) -> Response:
         """Steps and inventory of one replica. Long poll for the leader's word."""
-        return reply(await _leader(agent).progress(request))
+        return reply(await held(agent.stopping, _leader(agent).progress(request)))
 
     @routes.put(URL_POLICY, **documented(examples.POLICY))
     async def policy(policy: Annotated[Policy, body(examples.POLICY)]) -> Response:

@@ -39,6 +39,10 @@ TierName = Annotated[
     ),
 ]
 
+Verify = Annotated[
+    bool, Query(description="Read the bytes first; a copy that is bad is struck, not told of")
+]
+
 
 def router(agent: Agent) -> APIRouter:
     """The routes, bound to one agent."""
@@ -68,8 +72,14 @@ def router(agent: Agent) -> APIRouter:
             return _not_satisfiable(str(error), opened.reader.manifest.size)
 
     @routes.get(URL_SHARD_MANIFEST, **documented(examples.MANIFEST))
-    async def manifest(checkpoint: Checkpoint, rank: int, tier: TierName = "") -> Response:
+    async def manifest(
+        checkpoint: Checkpoint, rank: int, tier: TierName = "", verify: Verify = False
+    ) -> Response:
         """A shard's sealed manifest: size, lineage, one digest per chunk."""
+        if verify:
+            found = await agent.find(checkpoint)
+            for shelf in agent.stores.shelves(tier):
+                await asyncio.to_thread(agent.replicator.verify, shelf, found, rank)
         opened = await _open(agent, await agent.find(checkpoint), rank, tier)
         await opened.close()
         return reply(opened.reader.manifest)
@@ -90,7 +100,7 @@ class _Opened:
 
 
 async def _open(agent: Agent, checkpoint: CheckpointId, rank: int, tier: str) -> _Opened:
-    shelves = agent.shelves(tier)
+    shelves = agent.stores.shelves(tier)
     opened = await asyncio.to_thread(_open_nearest, shelves, checkpoint, rank)
     if opened is None:
         where = " or ".join(shelf.name for shelf in shelves) or tier

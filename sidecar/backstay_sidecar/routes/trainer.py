@@ -13,7 +13,7 @@ from fastapi import APIRouter, Response
 
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.routes import examples
-from backstay_sidecar.routes.wire import body, documented, reply
+from backstay_sidecar.routes.wire import body, documented, held, reply
 
 
 def router(agent: Agent) -> APIRouter:
@@ -33,13 +33,13 @@ def router(agent: Agent) -> APIRouter:
         request: Annotated[RestoreRequest, body(examples.RESTORE_REQUEST)],
     ) -> Response:
         """A rank joins its world's restore. Long poll; repeat it while the status is `wait`."""
-        return reply(await agent.restore(request))
+        return reply(await held(agent.stopping, agent.restore(request)))
 
     @routes.post(URL_CONFIRM, **documented(examples.CONFIRM_REPLY))
     async def confirm(
         request: Annotated[ConfirmRequest, body(examples.CONFIRM_REQUEST)],
     ) -> Response:
         """How a rank's load went. Long poll; repeat it while the status is `wait`."""
-        return reply(await agent.confirm(request))
+        return reply(await held(agent.stopping, agent.confirm(request)))
 
     return routes
