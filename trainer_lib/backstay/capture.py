@@ -256,7 +256,7 @@ class CaptureEngine:
         slots = self._slots
         if all(slot.capacity >= size for slot in slots.slots):
             return
-        if planned.left_alone:
+        if planned.left_alone and slots.asked_for:
             if any(slot.capacity >= size for slot in slots.slots):
                 return
             raise Skip(

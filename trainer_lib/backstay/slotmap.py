@@ -158,6 +158,11 @@ class SlotMap:
                 self._changed.wait(left)
 
     @property
+    def asked_for(self) -> int:
+        """The size that every slot has or shall get; 0 before the first `reserve`."""
+        return self._wanted
+
+    @property
     def busy(self) -> bool:
         """Whether slots are being made just now."""
         return self._thread is not None
