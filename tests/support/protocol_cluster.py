@@ -188,6 +188,8 @@ class Cluster:
         self.by_round: dict[tuple[str, int], int] = {}
         self.round_pods: dict[str, dict[int, int]] = {}
         self.in_flight: list[Message] = []
+        self.disk_full = False
+        """Whether local disks say that they have no room (it only changes what may be thinned)."""
         self.lists_before_claim = False
         """Without the rule claimnobase: what is listed is what was there before the claim."""
         self.old_views: dict[str, rounds.RemoteView] = {}

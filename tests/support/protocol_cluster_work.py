@@ -333,6 +333,7 @@ class WorkOfCluster(RoundsOfCluster):
                 has_neighbor=record.replicas > 1,
                 has_remote=self.settings.remote_configured,
                 retention=KEEP_ONE,
+                disk_full=self.disk_full,
             )
         )
         if not victims:

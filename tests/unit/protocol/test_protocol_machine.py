@@ -54,11 +54,19 @@ class ClusterMachine(RuleBasedStateMachine):
         has_remote=st.sampled_from((True, True, True, False)),
         steps=st.integers(0, 2),
         durable=st.booleans(),
+        disk_full=st.booleans(),
     )
     def begin(
-        self, replicas: int, per_replica: int, has_remote: bool, steps: int, durable: bool
+        self,
+        replicas: int,
+        per_replica: int,
+        has_remote: bool,
+        steps: int,
+        durable: bool,
+        disk_full: bool,
     ) -> None:
         self.sim = Sim(replicas, per_replica, has_remote=has_remote)
+        self.sim.disk_full = disk_full
         Judge(self.sim)
         self.sim.start()
         self.sim.train(steps, *(MOVES if durable else ()))
@@ -163,6 +171,7 @@ def walk(seed: int, length: int) -> Sim:
     """One walk of so many steps; faults are rarer than progress."""
     rng = random.Random(seed)
     sim = Sim(rng.choice((1, 1, 2, 2, 3)), has_remote=rng.random() < 0.85)
+    sim.disk_full = rng.random() < 0.3
     Judge(sim)
     try:
         _walk(sim, rng, length)
