@@ -142,6 +142,8 @@ class Checkpointer:
         except BaseException:
             self.close()
             raise
+        if settings.rank == 0:
+            teller(settings)(_told(joined.point))
         for note in notes:
             warn(note)
         self.point = joined.point
@@ -226,6 +228,15 @@ class Checkpointer:
             teller(settings),
         )
         return joining.run(loader), loader.notes
+
+
+def _told(point: RestorePoint) -> str:
+    """A restore in one line, for people."""
+    if point.fresh:
+        return f"begins at step 0: {point.reason or 'nothing was saved yet'}"
+    sources = ", ".join(f"{n / 1e6:.1f} MB from {t}" for t, n in point.sources_of_all.items())
+    lost = f", {point.lost_steps} steps lost" if point.lost_steps > 0 else ""
+    return "; ".join((f"restored step {point.step} ({sources}){lost}", *point.bad))
 
 
 def _load_threads(settings: Settings) -> int:

@@ -106,7 +106,7 @@ class _Load:
         catalog = self._index()
         structure = self._create(catalog)
         objects = SavedObjects(self._shards, self._own_rank)
-        match = _match(structure, catalog, objects, self._settings, self._same_world)
+        match = _match(structure, catalog, objects, self._settings)
         match.check(str(self._base), self._saved_world_size, self._settings)
         self._notes += match.left_alone
         values = self._objects(structure, objects)
@@ -262,7 +262,6 @@ def _match(
     catalog: Catalog,
     objects: SavedObjects,
     settings: LoadSettings,
-    same_world: bool,
 ) -> _Match:
     match = _Match()
     used: set[str] = set()

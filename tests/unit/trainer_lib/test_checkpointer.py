@@ -137,6 +137,13 @@ def test_a_fresh_start_is_step_zero_and_the_control_block_says_that_it_trains(
     assert (sidecar.joined[0].last_step, sidecar.joined[0].last_attempt) == (-1, 0)
 
 
+def test_how_a_run_begins_is_told_in_one_line(sidecar, capfd) -> None:
+    with backstay.Checkpointer(make_state()) as checkpointer:
+        checkpointer.restore()
+
+    assert "backstay: begins at step 0: nothing is there\n" in capfd.readouterr().err
+
+
 def test_what_an_earlier_process_reached_is_told_to_the_leader(sidecar) -> None:
     with backstay.Checkpointer(make_state()) as checkpointer:
         checkpointer.restore()
