@@ -11,6 +11,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from backstay_protocol import rounds
@@ -49,6 +50,9 @@ CLAIM_SECONDS = 20.0
 """A world in line goes on without its claim when the store hangs for so long."""
 LIST_SECONDS = 120.0
 """A long listing takes a while; the store's client bounds each call of it."""
+
+
+Work = Callable[[], Coroutine[Any, Any, rounds.Event]]
 
 
 class Begun(NamedTuple):
@@ -202,16 +206,16 @@ class RoundDriver:
     def _carry_out(self, effect: rounds.Effect) -> None:
         match effect:
             case rounds.AskPromise():
-                self._start(f"promise {effect.replica}", self._ask_promise(effect))
+                self._start(f"promise {effect.replica}", partial(self._ask_promise, effect))
             case rounds.AskStore():
                 ran = effect.request.record.ran
-                self._start(f"store {effect.replica} {ran}", self._ask_store(effect))
+                self._start(f"store {effect.replica} {ran}", partial(self._ask_store, effect))
             case rounds.MakeClaim():
-                self._start("claim", self._claim(effect))
+                self._start("claim", partial(self._claim, effect))
             case rounds.ListRemote():
-                self._start("list", self._list(effect))
+                self._start("list", partial(self._list, effect))
             case rounds.WriteBase():
-                self._start("base", self._write_base(effect))
+                self._start("base", partial(self._write_base, effect))
             case rounds.Begin():
                 self._begin(effect)
             case rounds.GiveUp():
@@ -236,20 +240,17 @@ class RoundDriver:
                 silent, None
             )  # it joins again when it lives: until then it is missing
 
-    def _start(self, what: str, work: Coroutine[Any, Any, rounds.Event]) -> None:
+    def _start(self, what: str, work: Work) -> None:
         """One call of a kind at a time: asked again while it is out, it is the same question."""
         question = f"{self._round.name} {self._round.attempt} {what}"
         if question in self._asked:
-            work.close()
             return
         self._asked.add(question)
         self._tasks.spawn(self._answer(self._round.name, question, work))
 
-    async def _answer(
-        self, name: str, question: str, work: Coroutine[Any, Any, rounds.Event]
-    ) -> None:
+    async def _answer(self, name: str, question: str, work: Work) -> None:
         try:
-            event = await work
+            event = await work()
         finally:
             self._asked.discard(question)
         if self._round.name == name:
