@@ -90,10 +90,16 @@ class LocalRun:
     """One `backstay local run -o json`, with the fake sidecar in place of the real one."""
 
     def __init__(
-        self, job: Path, *options: str, fakes: bool = True, env: dict[str, str] | None = None
+        self,
+        job: Path,
+        *options: str,
+        fakes: bool = True,
+        env: dict[str, str] | None = None,
+        patience_seconds: float = DEADLINE_SECONDS,
     ) -> None:
         """Starts at once; the state folder is `state` beside the manifest."""
         self.mark = uuid.uuid4().hex
+        self._patience = patience_seconds
         self.state = job.parent / "state"
         self.seen: list[Event] = []
         environment = {
@@ -127,7 +133,7 @@ class LocalRun:
 
     def wait_for(self, kind: str, **fields: Any) -> Event:
         """The next event of this kind and these fields."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
+        deadline = time.monotonic() + self._patience
         while True:
             event = self._next(deadline, f"{kind} {fields}")
             if event["event"] == kind and fields.items() <= event.items():
@@ -147,10 +153,10 @@ class LocalRun:
 
     def finish(self) -> int:
         """Read to the end; the exit code."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
+        deadline = time.monotonic() + self._patience
         while (line := self._lines.get(timeout=max(0.1, deadline - time.monotonic()))) is not None:
             self.seen.append(json.loads(line))
-        return self.process.wait(timeout=DEADLINE_SECONDS)
+        return self.process.wait(timeout=self._patience)
 
     def story(self) -> str:
         """All events so far."""

@@ -31,7 +31,8 @@ from backstay_cli.local.events import (
 from backstay_cli.local.processes import Exit, Process, ProcessSpec
 
 _PROBE_SECONDS = 0.1
-_PRESTOP_MARGIN_SECONDS = 2.0
+_TERM_SECONDS = 10.0  # for a launcher to end its workers
+_SIDECAR_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,28 +257,29 @@ class Pod:
         self._ready = False
         self._host.spawn(self._start_in_order())
 
-    async def delete(self, grace_seconds: float) -> None:
-        """End it as a deletion in the API does: preStop, SIGTERM, the sidecar last; bounded."""
+    async def prepare_end(self, grace_seconds: float) -> None:
+        """From now on nothing restarts; the trainer's preStop hook may take `grace_seconds`."""
         self._hold()
-        trainer = self.process(TRAINER)
-        users = [name for name in self._processes if name != SIDECAR]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_seconds):
-                if trainer is not None and grace_seconds > 0:
-                    await self._prestop(grace_seconds)
-                await asyncio.gather(
-                    *(p.stop(grace_seconds) for n in users if (p := self.process(n)) is not None)
-                )
-                sidecar = self.process(SIDECAR)
-                if sidecar is not None:
-                    await sidecar.stop(min(grace_seconds, _PRESTOP_MARGIN_SECONDS))
+        if grace_seconds > 0 and self.process(TRAINER) is not None:
+            await self._prestop(grace_seconds)
+
+    async def end(self, graceful: bool) -> None:
+        """As a deletion ends it: SIGTERM, the sidecar last; bounded."""
+        self._hold()
+        if graceful:
+            users = [name for name in self._processes if name != SIDECAR]
+            await self._stop(users, _TERM_SECONDS)
+            await self._stop([SIDECAR], _SIDECAR_SECONDS)
         await self.kill()
+
+    async def _stop(self, names: list[str], seconds: float) -> None:
+        living = [found for name in names if (found := self.process(name)) is not None]
+        await asyncio.gather(*(process.stop(seconds) for process in living))
 
     async def _prestop(self, grace_seconds: float) -> None:
         url = f"http://{self.plan.host}:{PORT_HEALTH}{URL_PRESTOP}"
-        wait = max(1.0, grace_seconds - _PRESTOP_MARGIN_SECONDS)
         try:
-            async with httpx.AsyncClient(timeout=wait, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=grace_seconds, trust_env=False) as client:
                 answer = await client.get(url)
                 answer.raise_for_status()
         except httpx.HTTPError as error:

@@ -330,7 +330,8 @@ class LocalRunner:
 
     async def _delete_pods(self, replicas: list[int], grace_seconds: float) -> None:
         pods = [self._pods.pop(replica) for replica in replicas if replica in self._pods]
-        await asyncio.gather(*(pod.delete(grace_seconds) for pod in pods))
+        await asyncio.gather(*(pod.prepare_end(grace_seconds) for pod in pods))
+        await asyncio.gather(*(pod.end(graceful=grace_seconds > 0) for pod in pods))
         for pod in pods:
             self._nodes.wipe_memory(pod.plan.node)
         left = {r: g for r, g in self._status.running.items() if r not in replicas}

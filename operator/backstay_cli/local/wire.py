@@ -24,6 +24,7 @@ from backstay_cli.local.podspec import Folders, container_specs
 from backstay_cli.local.state import LocalStatus, StateFolder
 
 _SECRET = "backstay"
+_PRESTOP_MARGIN_SECONDS = 20  # a sidecar answers the hook so long before the pod's grace is over
 
 
 class Wires:
@@ -54,7 +55,9 @@ class Wires:
             first_generation=status.record.first_generation,
             remote_endpoint=store_endpoint,
             token_secret=_SECRET,
-            sidecar=SidecarSettings(grace_seconds=max(1, round(grace_seconds))),
+            sidecar=SidecarSettings(
+                grace_seconds=_PRESTOP_MARGIN_SECONDS + max(1, round(grace_seconds))
+            ),
             trainer_env={"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"},
         )
         self._secrets = self._read_secrets()
