@@ -31,7 +31,7 @@ from backstay_sidecar.zerocopy import ZeroCopyProtocol
 
 BACKLOG = 1024
 KEEP_ALIVE_SECONDS = 75
-DRAIN_SECONDS = 10.0  # at SIGTERM: for what waits in tiers that work
+DRAIN_SECONDS = 5.0  # at SIGTERM: for what waits in tiers that work
 SHUTDOWN_SECONDS = 3  # for requests under way
 LOCK_SECONDS = 10.0  # for an earlier sidecar on this volume to end
 SOCKET_MODE = 0o660
