@@ -37,6 +37,12 @@ def _parse(text: str) -> dict[str, _Fault]:
 _faults = _parse(os.environ.get(ENV_FAULTS, ""))
 
 
+def arm(text: str) -> None:
+    """Put other fault points in force (a test's process that was forked, not started)."""
+    _faults.clear()
+    _faults.update(_parse(text))
+
+
 def fault(point: str) -> None:
     """A named point in save, commit or restore."""
     if _faults:
