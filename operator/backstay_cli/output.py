@@ -72,6 +72,9 @@ def told_errors() -> Iterator[None]:
     except BackstayError as error:
         sys.stderr.write(f"backstay: {error}\n")
         raise typer.Exit(exit_code_of(error)) from error
+    except OSError as error:
+        sys.stderr.write(f"backstay: {error}\n")
+        raise typer.Exit(EXIT_FAILED) from error
     except KeyboardInterrupt as error:
         sys.stderr.write("backstay: interrupted\n")
         raise typer.Exit(EXIT_INTERRUPTED) from error

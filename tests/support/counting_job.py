@@ -1,17 +1,25 @@
 """A tiny DDP training script for the runner's tests with everything real: counts its own steps.
 
-After n steps every element of the weight is n, whatever happened in between.
+After n steps every element of the weight is n, whatever happened in between. It goes no further
+than the number in the permit file says, so that a test decides where it is when something breaks.
+Arguments: the last step, the permit file.
 """
 
 import sys
 import time
+from pathlib import Path
 
 import backstay
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-NUM_STEPS, PAUSE = int(sys.argv[1]), float(sys.argv[2])
+NUM_STEPS, PERMIT = int(sys.argv[1]), Path(sys.argv[2])
+
+
+def wait_for_permit(step: int) -> None:
+    while int(PERMIT.read_text()) <= step:
+        time.sleep(0.05)
 
 
 def main() -> None:
@@ -24,12 +32,12 @@ def main() -> None:
         dist.init_process_group("gloo")
         parallel = DistributedDataParallel(model)
         for step in range(start, NUM_STEPS):
+            wait_for_permit(step)
             assert torch.all(model.weight == step), (step, model.weight)
             optimizer.zero_grad()
             (-parallel(torch.eye(8)).sum()).backward()
             optimizer.step()
             checkpointer.step(step + 1)
-            time.sleep(PAUSE)
         assert torch.all(model.weight == NUM_STEPS)
     dist.destroy_process_group()
     print("the weight is", model.weight[0, 0].item(), flush=True)

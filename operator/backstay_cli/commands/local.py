@@ -16,7 +16,7 @@ from backstay_protocol.clock import SYSTEM_CLOCK
 
 from backstay_cli.errors import EXIT_CODES_HELP, NotFound
 from backstay_cli.find import LocalJob, choose_job, local_jobs
-from backstay_cli.local.account import Account, json_lines
+from backstay_cli.local.account import Account, json_lines, lasting
 from backstay_cli.local.control import FailOrder, send_order
 from backstay_cli.local.machine import folder_bytes
 from backstay_cli.local.state import StateFolder, control_socket, default_state_dir, memory_root
@@ -88,7 +88,8 @@ def run(
     with told_errors():
         job = load_job(manifest)
         state = StateFolder(state_dir or default_state_dir(job.namespace, job.name))
-        emit = json_lines(sys.stdout) if output is Format.JSON else Account()
+        account = Account()
+        emit = lasting(json_lines(sys.stdout) if output is Format.JSON else account)
         options = RunOptions(grace_seconds=grace_seconds, follow_logs=logs)
         with state.locked():
             if fresh:
@@ -97,8 +98,7 @@ def run(
             try:
                 code = asyncio.run(runner.run())
             finally:
-                if isinstance(emit, Account):
-                    emit.close()
+                account.close()
         raise typer.Exit(code)
 
 

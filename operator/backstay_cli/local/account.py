@@ -6,6 +6,7 @@ line now and then.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -30,6 +31,23 @@ def json_lines(stream: TextIO) -> Callable[[Event], None]:
     def emit(event: Event) -> None:
         stream.write(event.to_json() + "\n")
         stream.flush()
+
+    return emit
+
+
+def lasting(tell: Callable[[Event], None]) -> Callable[[Event], None]:
+    """A job does not end because whoever read its account has gone."""
+    gone = False
+
+    def emit(event: Event) -> None:
+        nonlocal gone
+        if gone:
+            return
+        try:
+            tell(event)
+        except BrokenPipeError:
+            gone = True
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - flushed when Python ends
 
     return emit
 

@@ -21,6 +21,7 @@ from backstay_protocol.clock import Clock
 from backstay_protocol.names import PORT_HEALTH, URL_HEALTHZ, URL_PRESTOP
 from backstay_protocol.topology import PodIdentity
 
+from backstay_cli.local import tree
 from backstay_cli.local.events import (
     ContainerExited,
     ContainerStarted,
@@ -28,9 +29,10 @@ from backstay_cli.local.events import (
     Notice,
     PodStarted,
 )
-from backstay_cli.local.processes import Exit, Process, ProcessSpec
+from backstay_cli.local.processes import Exit, Process, ProcessSpec, living_shims
 
 _PROBE_SECONDS = 0.1
+_STARTUP_SECONDS = 90.0
 _TERM_SECONDS = 10.0  # for a launcher to end its workers
 _SIDECAR_SECONDS = 3.0
 
@@ -67,8 +69,6 @@ class Host:
         self.node_alive = node_alive
         self.settings = settings
         self.clock = clock
-        self.shims: set[int] = set()
-        """Process ids of all shims that live."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: BaseException | None = None
         """A task's own failure: the runner ends with it."""
@@ -160,14 +160,22 @@ class Pod:
             self._start_container(spec)
 
     async def _sidecar_up(self) -> bool:
-        """The startup probe, for as long as it takes; False when the pod is being ended."""
+        """The startup probe; a sidecar that hangs is killed, and counts as an early death.
+
+        False when the pod is being ended.
+        """
         url = f"http://{self.plan.host}:{PORT_HEALTH}{URL_HEALTHZ}"
+        hangs_at = self._host.clock.monotonic() + _STARTUP_SECONDS
         async with httpx.AsyncClient(timeout=1.0, trust_env=False) as client:
             while not self._holding:
                 with contextlib.suppress(httpx.HTTPError):
                     if (await client.get(url)).status_code == httpx.codes.OK:
                         self._ready, self.sidecar_early_deaths = True, 0
                         return not self._holding
+                if self._host.clock.monotonic() > hangs_at:
+                    hangs_at += _STARTUP_SECONDS
+                    if (sidecar := self.process(SIDECAR)) is not None:
+                        sidecar.kill()
                 await asyncio.sleep(_PROBE_SECONDS)
         return False
 
@@ -178,13 +186,7 @@ class Pod:
         now = self._host.clock.time()
         self._states[spec.name] = started(self._states[spec.name], now)
 
-        def on_exit(end: Exit) -> None:
-            self._host.shims.discard(process.shim_pid)
-            self._on_exit(spec, end)
-
-        process = Process(spec, on_exit)
-        self._processes[spec.name] = process
-        self._host.shims.add(process.shim_pid)
+        self._processes[spec.name] = Process(spec, lambda end: self._on_exit(spec, end))
         self._host.emit(
             ContainerStarted(
                 time=now,
@@ -198,6 +200,7 @@ class Pod:
     # --- ends -------------------------------------------------------------------------------------
 
     def _on_exit(self, spec: ProcessSpec, end: Exit) -> None:
+        tree.kill_strays(living_shims())  # somebody may have killed the shim
         now = self._host.clock.time()
         over = Ended(exit_code=end.code, at=now, reason=end.reason)
         self._states[spec.name] = ended(self._states[spec.name], over, self._host.settings)

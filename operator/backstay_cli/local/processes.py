@@ -49,6 +49,14 @@ class Exit:
         return "Completed" if self.code == 0 else "Error"
 
 
+_living: set[int] = set()
+
+
+def living_shims() -> frozenset[int]:
+    """Process ids of all shims of this process that were not reaped yet."""
+    return frozenset(_living)
+
+
 class Process:
     """One running shim and its program."""
 
@@ -70,6 +78,7 @@ class Process:
             raise
         finally:
             os.close(writing)
+        _living.add(self._shim.pid)
         self._reading = reading
         os.set_blocking(reading, False)
         asyncio.get_running_loop().add_reader(reading, self._read)
@@ -124,6 +133,7 @@ class Process:
         asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)
         self._shim.wait()
+        _living.discard(self._shim.pid)
         self.ended.set()
         killed = Exit(code=128 + signal.SIGKILL, signal=signal.SIGKILL)  # somebody killed the shim
         self._on_exit(self._exit or killed)

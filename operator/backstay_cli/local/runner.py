@@ -54,6 +54,7 @@ from backstay_cli.local.kubelet import Host, Pod
 from backstay_cli.local.logs import LogTail
 from backstay_cli.local.machine import Nodes
 from backstay_cli.local.podspec import check_job
+from backstay_cli.local.processes import living_shims
 from backstay_cli.local.state import (
     LocalStatus,
     NodeRecord,
@@ -188,7 +189,7 @@ class LocalRunner:
         await self._host.close()
         if self._store is not None:
             await self._store.stop()
-        tree.kill_strays(set())
+        tree.kill_strays(living_shims())
         self._nodes.close()
 
     # --- start ------------------------------------------------------------------------------------
@@ -538,7 +539,7 @@ class LocalRunner:
 
     def _told_to_stop(self, number: signal.Signals) -> None:
         if self._stop.is_set():
-            for shim in self._host.shims:  # not reaped yet, so these are they
+            for shim in living_shims():
                 os.kill(shim, signal.SIGTERM)
             return
         self._stopped_by = number.name

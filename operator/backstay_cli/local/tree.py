@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -85,7 +86,7 @@ def become_subreaper() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
 
 
-def kill_strays(known: set[int]) -> int:
+def kill_strays(known: Collection[int]) -> int:
     """Kill (and reap) children of this process that it did not start, and all below them."""
     table = children_by_parent()
     strays = [child for child in table.get(os.getpid(), []) if child.pid not in known]
