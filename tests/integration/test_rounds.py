@@ -25,6 +25,7 @@ from backstay_protocol.topology import (
 )
 from support.round_ranks import RankThread, restore_all
 from support.s3 import S3Server, bucket, s3_server  # noqa: F401 - fixtures
+from support.s3_faults import S3Faults
 from support.sidecar import SidecarJob, random_bytes
 
 pytestmark = pytest.mark.timeout(180)
@@ -335,24 +336,63 @@ def test_every_node_lost_restores_from_the_remote_tier(job: SidecarJob, remote: 
     assert _nearest(ranks[0], shard=1) == ("remote", -1)
 
 
-def test_a_world_in_line_goes_on_without_its_store_and_a_new_one_waits_and_names_it(
+def test_a_first_start_without_its_store_waits_bounded_and_names_it(
     tmp_path: Path, remote: Bucket
 ) -> None:
-    closed = RemoteTier(endpoint="http://127.0.0.1:9", bucket="none")
-    with SidecarJob(
-        tmp_path,
-        replicas=1,
-        tiers=Tiers(local=LocalTier(root=str(tmp_path / "disk")), remote=closed),
-        generations={0: GENERATION},
-        topology_fields={"restore": RestoreOptions(barrier_seconds=30, remote_wait_seconds=2)},
-        env=remote.env,
-    ) as job:
+    with S3Faults(remote.server.address) as faults, behind(tmp_path, remote, faults) as job:
+        faults.refuse()
         start_all(job)
         (rank,) = restore_all(job)
         rank.join()
         assert rank.decision is None
-        assert "127.0.0.1:9" in rank.failure
+        assert faults.endpoint in rank.failure
         assert view(job).phase == "Failed"
+
+
+def test_a_store_without_conditional_create_is_refused_before_any_number_is_claimed(
+    tmp_path: Path, remote: Bucket
+) -> None:
+    with S3Faults(remote.server.address) as faults, behind(tmp_path, remote, faults) as job:
+        faults.without_conditional_writes()
+        start_all(job)
+        (rank,) = restore_all(job)
+        rank.join()
+        assert "conditional" in rank.failure
+        assert remote.attempts(".json") == []
+
+
+def test_a_world_in_line_begins_without_its_store_and_claims_late(
+    tmp_path: Path, remote: Bucket
+) -> None:
+    with S3Faults(remote.server.address) as faults, behind(tmp_path, remote, faults) as job:
+        start_all(job)
+        first, _ = begin(job)
+        checkpoint = save(job, 10, first)
+        job.wait_for(lambda: remote.committed(checkpoint), "a commit record")
+        faults.refuse()
+        second, step = begin(job)
+        assert (second, step) == (first + 1, 10)
+        newer = save(job, 20, second, slot=1)
+        job.wait_for(lambda: is_local(job, newer), "local copies")
+        assert remote.attempts(".json") == [first]
+        job.wait_for(lambda: faults.endpoint in view(job).message, "the trouble to be told")
+        assert view(job).phase == "Training"
+        faults.heal()
+        job.wait_for(lambda: remote.committed(newer), "the backlog to drain")
+        assert remote.attempts(".json") == remote.attempts(".base.json") == [first, second]
+
+
+def behind(tmp_path: Path, remote: Bucket, faults: S3Faults) -> SidecarJob:
+    """One replica whose store is reached through a proxy."""
+    tier = RemoteTier(endpoint=faults.endpoint, bucket=remote.name)
+    return SidecarJob(
+        tmp_path,
+        replicas=1,
+        tiers=Tiers(local=LocalTier(root=str(tmp_path / "disk")), remote=tier),
+        generations={0: GENERATION},
+        topology_fields={"restore": RestoreOptions(barrier_seconds=30, remote_wait_seconds=2)},
+        env=remote.env,
+    )
 
 
 def test_the_job_view_names_who_is_missing(tmp_path: Path) -> None:
