@@ -1,4 +1,4 @@
-"""The protocol class on a real socket: slow clients and sends that can no longer go on are ended."""
+"""The protocol class on a real socket: slow clients, and sends that can no longer go on."""
 
 from __future__ import annotations
 
