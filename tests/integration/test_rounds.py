@@ -108,7 +108,7 @@ def start_all(job: SidecarJob) -> None:
         if not job.alive(replica):
             job.start(replica, wait=False)
     for replica in range(job.replicas):
-        job.wait_for(lambda r=replica: job._answers(r), f"sidecar {replica}")
+        job.wait_for(partial(job._answers, replica), f"sidecar {replica}", seconds=90)
 
 
 def begin(job: SidecarJob) -> tuple[int, int]:
