@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_job import ENV_MARK, LocalRun, command, manifest, survivors, wait_until
+from support.local_job import FAKES, LocalRun, command, manifest, survivors, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -406,15 +406,20 @@ def test_what_this_machine_cannot_run_is_told_before_anything_starts(
     assert run.of_kind("container_started") == []
 
 
-def test_jobs_are_listed_and_cleaned(start: Start, tmp_path: Path) -> None:
-    home = {"BACKSTAY_HOME": str(tmp_path / "home")}
-    run = start(steps=4)
-    assert run.finish() == 0
-    kept = LocalRun(manifest(tmp_path, steps=4, name="kept"))
-    kept.close()
-    listed = json.loads(command("local", "list", "-o", "json", **home).stdout)
-    assert all(str(run.state) != job["state_dir"] for job in listed), "not in its home"
-    cleaned = command("local", "clean", "--yes", "--state-dir", str(run.state), **home)
+def test_jobs_are_listed_and_cleaned(tmp_path: Path) -> None:
+    name = f"fake-{os.getpid()}"
+    env = {"BACKSTAY_HOME": str(tmp_path / "home"), "PYTHONPATH": str(FAKES)}
+    job = manifest(tmp_path, name=name, steps=3)
+    ran = command("local", "run", str(job), **env)
+    assert ran.returncode == 0, ran.stderr
+    assert "succeeded at step" in ran.stdout
+    listed = json.loads(command("local", "list", "-o", "json", **env).stdout)
+    (own,) = [one for one in listed if one["job"] == name]
+    state = tmp_path / "home" / "local" / "default" / name
+    assert (own["state"], own["state_dir"]) == ("Succeeded", str(state))
+    assert name in command("local", "list", **env).stdout
+    assert "not running; Succeeded" in command("status", "--job", name, **env).stdout
+    cleaned = command("local", "clean", "--yes", "--job", name, **env)
     assert cleaned.returncode == 0, cleaned.stderr
-    assert not run.state.exists()
-    assert ENV_MARK not in os.environ
+    assert not state.exists()
+    assert command("local", "clean", "--yes", "--job", name, **env).returncode == 3

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.local_job import LocalRun, command, manifest, survivors
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 SCRIPT = Path(__file__).parents[1] / "support" / "counting_job.py"
 
 
