@@ -352,9 +352,10 @@ def test_no_room_for_slots_skips_saves_and_training_goes_on(
         result = save(rank, 1)
         assert not result.published
         assert "no slot of" in result.why
-        assert rank.control[Word.SKIPPED] == 1 or rank.notices
         resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
         assert save(rank, 2).published, "room came back"
+        assert rank.control[Word.SKIPPED] == 1
+    assert [notice.published for notice in rank.notices] == [False, True]
 
 
 # --- processes ---------------------------------------------------------------------------------
@@ -420,3 +421,17 @@ def test_stock_dcp_reads_a_slot_that_was_cut_to_its_size(tmp_path: Path) -> None
         reader = dcp.HuggingFaceStorageReader(str(tmp_path / "out"))
         dcp.load(state, storage_reader=reader, no_dist=True)
         assert [n for n, t in expected.items() if not torch.equal(t, state[n])] == []
+
+
+def test_the_first_save_finds_slots_that_are_large_enough(tmp_path: Path) -> None:
+    model = nn.Linear(400, 400)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with attached(tmp_path, {"model": model, "optimizer": optimizer}) as rank:
+        rank.engine.check()
+        for _ in range(2):  # its state is there from the second step on
+            model(torch.ones(400)).sum().backward()
+            optimizer.step()
+        rank.engine._slots.join(PATIENCE_SECONDS)
+        before = [slot.mapping for slot in rank.engine._slots.slots]
+        assert save(rank, 2).published
+        assert [slot.mapping for slot in rank.engine._slots.slots] == before

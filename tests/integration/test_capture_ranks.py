@@ -90,6 +90,7 @@ def test_a_rank_that_changed_saves_all_it_holds_until_all_plan_anew(folder: Path
     assert first["plans"][3:] == second["plans"][3:]
     assert "local" not in first["plans"]
     assert "__backstay__.rank.1.more" in second["names"]
+    assert (first["loss"], second["loss"]) == (5.0, 5.0)
 
 
 def test_a_rank_that_cannot_plan_skips_and_holds_up_nobody(folder: Path) -> None:

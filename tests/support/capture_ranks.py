@@ -128,11 +128,15 @@ def fsdp(rank: int, at: str) -> None:
 
 
 def one_rank_changes(rank: int, at: str) -> None:
-    """Rank 1 gets another tensor: nobody may wait for anybody until all plan anew at step 4."""
-    entries: dict[str, Any] = {"model": DistributedDataParallel(_net())}
+    """Rank 1 gets another tensor: nobody may wait for anybody until all plan anew at step 4.
+
+    One that is only another object at each save is no change.
+    """
+    entries: dict[str, Any] = {"model": DistributedDataParallel(_net()), "loss": torch.zeros(1)}
     attached = _attach(at, rank, entries)
     plans, wanted = [], []
     for step in range(1, 6):
+        entries["loss"] = torch.full((1,), float(step))
         if step == 2 and rank == 1:
             entries["more"] = torch.ones(3)
         result = attached.engine.save(step, ATTEMPT, replan=step == 4, overlap=False)
@@ -140,7 +144,8 @@ def one_rank_changes(rank: int, at: str) -> None:
         plans.append(shard_bytes(attached.memory, rank, step)[0].plan)
         wanted.append(attached.control[Word.REPLAN_WANTED])
         attached.confirm(step)
-    _keep(at, attached, 5, plans=plans, wanted=wanted)
+    loss = float(attached.tensors(5)[f"__backstay__.rank.{rank}.loss"])
+    _keep(at, attached, 5, plans=plans, wanted=wanted, loss=loss)
     attached.close()
 
 

@@ -30,17 +30,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from backstay import objects, plan, rng
-from backstay.copying import Copy, Streams, Transfer, batches
-from backstay.errors import UnsupportedValue
-from backstay.planned import Division, Planned, Planner
-from backstay.savejob import CopyThread, Job, SaveResult, Skip
-from backstay.slotchoice import Chain
-from backstay.slotkeeper import Bounds, SlotKeeper
-from backstay.slotmap import Mapping as SlotMapping
-from backstay.slotmap import Slot, SlotMap
-from backstay.structure import NamedTensor, Structure, walk
-from backstay.trust import Trust, graph_is_recorded
 from backstay_protocol import slots as protocol
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
 from backstay_protocol.control import ControlBlock, Word
@@ -53,6 +42,18 @@ from backstay_protocol.names import DEFAULT_CHUNK_BYTES, DEFAULT_SLOTS, RESERVED
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from backstay import objects, plan, rng
+from backstay.copying import Copy, Streams, Transfer, batches
+from backstay.errors import UnsupportedValue
+from backstay.planned import Division, Planned, Planner
+from backstay.savejob import CopyThread, Job, SaveResult, Skip
+from backstay.slotchoice import Chain
+from backstay.slotkeeper import Bounds, SlotKeeper
+from backstay.slotmap import Mapping as SlotMapping
+from backstay.slotmap import Slot, SlotMap
+from backstay.structure import NamedTensor, Structure, walk
+from backstay.trust import Trust, graph_is_recorded
+
 __all__ = ["ABSENT_GRADIENTS_KEY", "RNG_KEY", "Bounds", "CaptureEngine", "SaveResult"]
 
 logger = logging.getLogger("backstay")
@@ -61,6 +62,7 @@ RNG_KEY = f"{RESERVED}rng"
 ABSENT_GRADIENTS_KEY = f"{RESERVED}absent_gradients"
 SLOT_SPARE_BYTES = 1 << 20
 SAVES_ON_PROBATION = 2
+HEADER_BYTES_A_PARAMETER = 1000  # its entry and those of its optimizer state
 CLOSE_SECONDS = 60.0
 
 
@@ -98,7 +100,7 @@ class CaptureEngine:
         notify: Callable[[CaptureNotice], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Attach: no slot is made before `check` or `prepare`.
+        """Attach: no slot is made before `check`.
 
         `gather` is asked at each plan for a way to reach all ranks. `notify` is called in the copy
         thread for each save, published or not. `replicated`: entries whose plain tensors the user
@@ -124,6 +126,8 @@ class CaptureEngine:
         self._job: Job | None = None
         self._num_overlapped = 0
         self._mentioned = ""
+        self._checked: Structure | None = None
+        self._blob_bytes = 0
         self._gone = False
         self._hook = register_optimizer_step_pre_hook(
             torch.compiler.disable(self._before_optimizer_step)  # type: ignore[no-untyped-call]
@@ -137,18 +141,11 @@ class CaptureEngine:
 
         Raises UnsupportedValue: what can't be saved is to be known before training begins.
         """
-        structure = self._walk()
+        structure = self._checked = self._walk()
         encoded = objects.encode(self._values(structure))
-        self._reserve_for(structure, len(encoded.json))
+        self._blob_bytes = len(encoded.json)
+        self._reserve_for(structure)
         return structure
-
-    def prepare(self) -> None:
-        """Make the slots for what the entries hold now, in the background. Never raises."""
-        try:
-            current = self._planner.current
-            self._reserve_for(current.structure if current else self._walk(), 0)
-        except Exception:
-            logger.debug("slots could not be prepared", exc_info=True)
 
     def _walk(self) -> Structure:
         return walk(
@@ -159,12 +156,19 @@ class CaptureEngine:
             replicated=self._replicated,
         )
 
-    def _reserve_for(self, structure: Structure, blob_bytes: int) -> None:
+    def _reserve_for(self, structure: Structure) -> None:
         """By estimate: owners are not known before the first plan."""
-        names = sum(len(tensor.name) for tensor in structure.tensors)
-        header = 200 * len(structure.tensors) + 3 * names
-        size = plan.estimated_bytes(structure) + header + 2 * blob_bytes + SLOT_SPARE_BYTES
+        parameters = len(structure.tensors) + sum(len(o.parameters) for o in structure.optimizers)
+        around = parameters * HEADER_BYTES_A_PARAMETER + 2 * self._blob_bytes + SLOT_SPARE_BYTES
+        size = plan.estimated_bytes(structure) + around
         self._slots.reserve(size, register=_uses_cuda(structure))
+
+    def _prepare(self, structure: Structure) -> None:
+        """So that the first save finds slots that are large enough."""
+        try:
+            self._reserve_for(structure)
+        except Exception:  # only an estimate: the save itself will say what is wrong
+            logger.debug("slots could not be prepared", exc_info=True)
 
     # --- a save, in the training thread --------------------------------------------------------
 
@@ -201,7 +205,7 @@ class CaptureEngine:
                 self._settle(self._bounds.copy_seconds)
         except (Skip, UnsupportedValue) as skip:
             self._give_up(result, str(skip))
-        except Exception as error:
+        except Exception as error:  # invariant 5: our own trouble never stops training
             logger.exception("save of step %d failed", step)
             self._give_up(result, f"{type(error).__name__}: {error}")
         self._stalled(result, self._clock.monotonic() - begun)
@@ -321,8 +325,8 @@ class CaptureEngine:
             return
         graphed = graph_is_recorded()
         fires = self._trust.fired(optimizer, graphed=graphed)
-        if fires == 2 and self._planner.current is None:
-            self.prepare()  # its state exists now: the first save will find slots that are ready
+        if fires == 2 and self._checked is not None and self._planner.current is None:
+            self._prepare(self._checked)  # its state exists now
         job = self._job
         if job is None or job.result.done.is_set() or graphed:
             return
@@ -360,7 +364,7 @@ class CaptureEngine:
             else:
                 job.judge()
             self._publish(job)
-        except Exception as error:
+        except Exception as error:  # the copy thread must live, and training goes on
             logger.exception("save of step %d failed", result.step)
             result.why = f"{type(error).__name__}: {error}"
         result.done.set()
@@ -410,7 +414,7 @@ class CaptureEngine:
         )
         try:
             self._notify(notice)
-        except Exception:
+        except Exception:  # the sidecar looks by itself: a lost notice costs a second
             logger.debug("notice of step %d was not heard", result.step, exc_info=True)
 
     # --- words of the control block ------------------------------------------------------------
@@ -444,7 +448,7 @@ class CaptureEngine:
         self._thread.stop(timeout)
         self._gone = True
         self._slots.close()
-        self._planner.current = None
+        self._planner.current = self._checked = None
         _engines.discard(self)
 
     def _forget_in_child(self) -> None:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from backstay_protocol.names import PLAN_LOCAL, rank_name
+
 from backstay.digest import DIGEST_BYTES, RunningDigest, binary_digest
 from backstay.shardfile import Item
-from backstay.structure import Kind, NamedTensor, Structure
-from backstay_protocol.names import PLAN_LOCAL, rank_name
+from backstay.structure import Kind, NamedTensor, Structure, local_of
 
 Gather = Callable[[bytes], list[bytes]]
 """Gives every rank's bytes, in the order of ranks. All ranks call it together."""
@@ -85,12 +86,41 @@ def local_plan(structure: Structure, rank: int, world_size: int) -> Plan:
     return Plan(PLAN_LOCAL, tuple(pieces))
 
 
+def carried_over(made: Plan, before: Structure, now: Structure) -> Plan | None:
+    """The same plan over other memory, if only that has changed; needs no communication.
+
+    Owners and names hang on names, shapes and groups, not on which objects hold the values: a
+    tensor that the script puts anew into its dict at each step changes nothing for other ranks.
+    """
+    if _structure_digest(before) != _structure_digest(now):
+        return None
+    tensors = {tensor.name: tensor for tensor in now.tensors}
+    pieces = tuple(Piece(tensors[piece.tensor.name], piece.name) for piece in made.pieces)
+    return Plan(made.id, pieces, made.doubts)
+
+
 def estimated_bytes(structure: Structure) -> int:
-    """About what this rank will have to write, before there is a plan."""
-    return sum(
+    """About what this rank will have to write, before there is a plan.
+
+    Looks at optimizer state as it is now, not when the structure was taken apart: optimizers make
+    it in their first step. Safe at any moment of training: it takes nothing apart.
+    """
+    shares = {
+        id(t.source): max(1, len(t.group)) for t in structure.tensors if t.kind is Kind.PARAMETER
+    }
+    own = sum(
         t.local.nbytes // (1 if t.kind is Kind.BUFFER else max(1, len(t.group)))
         for t in structure.tensors
+        if t.kind is not Kind.OPTIMIZER
     )
+    state = sum(
+        local_of(value).nbytes // shares.get(id(parameter), 1)
+        for entry in structure.optimizers
+        for parameter, values in entry.optimizer.state.items()
+        for value in values.values()
+        if isinstance(value, torch.Tensor)
+    )
+    return own + state
 
 
 def process_group_gather() -> Gather | None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 import torch
+from backstay_protocol.names import rank_name
+
 from backstay import plan
 from backstay.copying import Batch, Copy, batches
 from backstay.objects import Encoded
@@ -18,7 +20,6 @@ from backstay.savejob import Watched
 from backstay.shardfile import Frame, HeaderFull, Item, Layout
 from backstay.slotmap import Mapping, Slot
 from backstay.structure import Kind, NamedTensor, Structure
-from backstay_protocol.names import rank_name
 
 logger = logging.getLogger("backstay")
 
@@ -119,9 +120,16 @@ class Planner:
             return self._with_all_ranks()
         if current is not None and current.structure.unchanged():
             return current
-        if self._world_size == 1:
+        if self._world_size == 1 and current is None:
             return self._with_all_ranks()
-        return self._alone()
+        self.current = None
+        structure = self._take_apart()
+        if current is not None:
+            same = plan.carried_over(current.plan, current.structure, structure)
+            if same is not None:
+                self.current = self._lay_out(structure, same, left_alone=current.left_alone)
+                return self.current
+        return self._alone(structure)
 
     def _with_all_ranks(self) -> Planned:
         """Take part in the gather whatever is wrong here: the other ranks are waiting in it."""
@@ -140,11 +148,9 @@ class Planner:
         self.current = self._lay_out(structure, made, left_alone=False)
         return self.current
 
-    def _alone(self) -> Planned:
+    def _alone(self, structure: Structure) -> Planned:
         """Only here the structure changed. Save all that it holds, until all ranks plan anew."""
-        self.current = None
-        structure = self._take_apart()
-        gather_is_possible = self._gather() is not None
+        gather_is_possible = self._world_size > 1 and self._gather() is not None
         if gather_is_possible:
             self._replan_wanted(True)
             logger.warning(

@@ -18,16 +18,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from backstay.errors import UnsupportedValue
-from backstay.identity import IdentityWatch
-from backstay.objects import check_tensor
-from backstay.values import ExtraState, OptimizerValues, PlainValue, StatefulValue, Value
 from backstay_protocol.names import RESERVED
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+
+from backstay.errors import UnsupportedValue
+from backstay.identity import IdentityWatch
+from backstay.objects import check_tensor
+from backstay.values import ExtraState, OptimizerValues, PlainValue, StatefulValue, Value
 
 GRADIENT_PREFIX = f"{RESERVED}grad."
 PLAIN_TYPES = (str, bytes, int, float, complex, bool, type(None))

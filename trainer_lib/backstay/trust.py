@@ -14,9 +14,10 @@ import weakref
 from collections.abc import Collection, Iterable
 
 import torch
+from torch.optim import Optimizer
+
 from backstay.savejob import has_version
 from backstay.structure import Kind, NamedTensor
-from torch.optim import Optimizer
 
 
 class Trust:

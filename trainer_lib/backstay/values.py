@@ -9,9 +9,10 @@ from collections.abc import MutableMapping, MutableSequence
 from typing import Any
 
 import torch
-from backstay.errors import UnsupportedValue
 from torch import nn
 from torch.optim import Optimizer
+
+from backstay.errors import UnsupportedValue
 
 
 class Value:

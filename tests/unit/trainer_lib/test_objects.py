@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from backstay import objects, rng
+from backstay import objects
 from backstay.errors import UnsupportedValue
 from backstay_protocol.errors import CorruptData
 
@@ -94,13 +94,6 @@ def test_tensors_are_named_by_their_place_and_never_twice() -> None:
     tensor = torch.arange(3)
     encoded = objects.encode({"a": {"b": [tensor, tensor], "b.0": tensor}}, taken={"a.b.1"})
     assert [name for name, _ in encoded.tensors] == ["a.b.0", "a.b.1~1", "a.b.0~1"]
-
-
-def test_random_numbers_go_on_where_they_were() -> None:
-    state = through({"rng": rng.capture()})["rng"]
-    drawn = (random.random(), np.random.rand(), torch.rand(3).tolist())
-    rng.restore(state)
-    assert (random.random(), np.random.rand(), torch.rand(3).tolist()) == drawn
 
 
 class Colour(enum.Enum):
