@@ -391,3 +391,44 @@ def test_bytes_are_shown_in_binary_units() -> None:
         "1.0 KiB",
         "1.5 GiB",
     ]
+
+
+def test_a_program_without_a_launcher_is_one_process_a_pod() -> None:
+    tree = changed("spec.processesPerReplica", 2)
+    tree["spec"]["launcher"] = "none"
+    assert problems(tree) == [
+        "spec.processesPerReplica: got 2 with launcher none, which starts one process a pod; "
+        "expected 1; write `launcher: torchrun`, or 1 here and more replicas"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("memory", "local", "words"),
+    [
+        ({"everySeconds": 30}, {"everySteps": 10}, "at no fixed steps; expected everySeconds"),
+        ({"everySeconds": 30}, {"everySeconds": 5}, "at least memory.everySeconds (30)"),
+    ],
+    ids=["steps of seconds", "more often than captured"],
+)
+def test_a_tier_can_not_ask_for_what_is_not_captured(
+    memory: dict[str, Any], local: dict[str, Any], words: str
+) -> None:
+    tree = changed("spec.checkpoint.local", local)
+    tree["spec"]["checkpoint"]["memory"] = {"sizeLimit": "1Gi", **memory}
+    (line,) = problems(tree)
+    assert line.startswith("spec.checkpoint.local.every")
+    assert words in line
+
+
+def test_a_path_is_of_a_host_path_only_and_volumes_and_resources_have_their_shapes() -> None:
+    tree = changed("spec.checkpoint.local", {"volume": "ephemeral", "size": "1Gi", "path": "/x"})
+    tree["spec"]["podTemplate"]["spec"]["volumes"] = {"name": "x"}
+    container = tree["spec"]["podTemplate"]["spec"]["containers"][0]
+    container |= {"resources": "2 CPUs", "workingDir": 5}
+    told = [line.partition(":")[0] for line in problems(tree)]
+    assert told == [
+        "spec.podTemplate.spec.volumes",
+        f"{SHOWN}.resources",
+        f"{SHOWN}.workingDir",
+        "spec.checkpoint.local.path",
+    ]
