@@ -437,6 +437,9 @@ class RankProgress:
     saves: int = 0
     skipped: int = 0
     stall_seconds: float = 0.0
+    every_steps: int = 0
+    """Interval in its control block: a leader that takes over goes on with it."""
+    every_from: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,6 +136,8 @@ def _progress(rank: int, block: ControlBlock) -> RankProgress:
         saves=block[Word.SAVES],
         skipped=block[Word.SKIPPED],
         stall_seconds=block[Word.STALL_NS] / _NANO,
+        every_steps=block[Word.EVERY_STEPS],
+        every_from=block[Word.EVERY_FROM],
     )
 
 

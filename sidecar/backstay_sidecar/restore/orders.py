@@ -53,6 +53,8 @@ class OrderBook:
         self._configured = schedule.every_steps
         self._every_seconds = schedule.every_seconds
         self._interval = Interval(every_steps=schedule.every_steps)
+        self._interval_heard = False
+        """Whether the ranks told what is in force: a leader that took over must not guess it."""
         self._looked_at = now
         self._saved_at = now
         self._began = wall
@@ -80,10 +82,15 @@ class OrderBook:
         return self._interval
 
     def set_every_steps(self, every_steps: int, look: Look, from_step: int = 0) -> Interval:
-        """A person's schedule, in force from a step that all ranks can still hear of."""
-        start = max(from_step, self._ahead(look) if look.training else 0)
+        """A person's schedule, in force from a step that all ranks can still hear of.
+
+        Raises ValueError while not every rank trains: no such step can be named then.
+        """
+        if not look.training:
+            raise ValueError("not every rank trains just now; ask again when the job goes on")
+        start = max(from_step, self._ahead(look))
         previous = self._interval.every_steps
-        self._configured = every_steps
+        self._configured, self._interval_heard = every_steps, True
         self._interval = Interval(every_steps=every_steps, from_step=start, previous=previous)
         return self._interval
 
@@ -91,6 +98,7 @@ class OrderBook:
         """Look again; what is told now."""
         self._end_what_is_done(look)
         if look.training:
+            self._hear_interval(look)
             self._announce_replan(look)
             self._announce_save(look)
             self._widen(look)
@@ -102,9 +110,24 @@ class OrderBook:
             replan_at_step=self._replan,
             leave_attempt=self._attempt if leaving else 0,
             leave_replica=-1 if self._leave_replica is None else self._leave_replica,
-            every_steps=self._interval.every_steps,
-            every_from=self._interval.from_step,
+            every_steps=self._interval.every_steps if self._interval_heard else 0,
+            every_from=self._interval.from_step if self._interval_heard else 0,
         )
+
+    def _hear_interval(self, look: Look) -> None:
+        """Go on with what is in force: an earlier leader may have widened it, or a person.
+
+        Ranks that differ were told by a leader that died while its word travelled: the widest is
+        announced anew, for its steps are steps of all.
+        """
+        if self._interval_heard:
+            return
+        self._interval_heard = True
+        told = {(rank.every_steps, rank.every_from) for rank in look.training.values()}
+        every_steps, from_step = max(told)
+        if every_steps:
+            start = from_step if len(told) == 1 else self._ahead(look)
+            self._interval = Interval(every_steps=every_steps, from_step=start)
 
     def _end_what_is_done(self, look: Look) -> None:
         if not look.ranks or len(look.ranks) < self._topology.world_size:
