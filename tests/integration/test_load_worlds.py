@@ -9,7 +9,7 @@ import pytest
 import torch.multiprocessing as mp
 from support import load_workers
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 CASES = {
     2: {

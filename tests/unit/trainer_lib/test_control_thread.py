@@ -29,19 +29,23 @@ def script(body: str, before: str = "", with_parent: bool = False) -> str:
     return SCRIPT.format(body=body, before=textwrap.dedent(before), with_parent=with_parent)
 
 
+def popen(command: list[str]) -> subprocess.Popen[bytes]:
+    """Started, and its control thread at work. Unbuffered: a line read takes nothing after it."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line == b"ready\n", process.communicate()
+    return process
+
+
 @pytest.fixture
 def start(tmp_path):
     processes = []
 
-    def _start(code: str) -> subprocess.Popen[str]:
+    def _start(code: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", code, f"{tmp_path}/control"]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = popen(command)
         processes.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line == "ready\n", process.communicate()
         return process
 
     yield _start
@@ -56,7 +60,7 @@ def test_the_word_to_leave_ends_a_process_whose_main_thread_hangs_in_c(start, tm
     block[Word.LEAVE_ATTEMPT] = 7
 
     assert process.wait(20) == EXIT_LEAVE
-    assert "told this rank to leave" in process.stderr.read()
+    assert "told this rank to leave" in process.stderr.read().decode()
     assert block[Word.LEAVE_SEEN] == 7
     block.close()
 
@@ -88,7 +92,7 @@ def test_the_word_to_leave_counts_for_its_own_attempt_only(leave, attempt, expec
 
 def test_a_rank_leaves_when_its_launcher_is_gone(tmp_path) -> None:
     code = script(HANG_IN_C, with_parent=True)
-    launcher = subprocess.Popen(
+    launcher = popen(
         [
             sys.executable,
             "-c",
@@ -96,34 +100,30 @@ def test_a_rank_leaves_when_its_launcher_is_gone(tmp_path) -> None:
             "p.wait()",
             code,
             f"{tmp_path}/control",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        ]
     )
-    assert launcher.stdout.readline() == "ready\n"
     launcher.send_signal(signal.SIGKILL)
 
     # Both ends of its pipes close only when the orphan is gone too.
     _, said = launcher.communicate(timeout=20)
-    assert f"the launcher of this rank is gone (exit code {EXIT_ORPHAN})" in said
+    assert f"the launcher of this rank is gone (exit code {EXIT_ORPHAN})" in said.decode()
 
 
 def test_a_sigterm_handler_of_the_script_is_warned_of_once_and_left_alone(start) -> None:
     process = start(
         script(
-            "import time; time.sleep(2.5); thread.stop(); print(signal.getsignal(15).__name__)",
+            "import time; time.sleep(3); thread.stop(); print(signal.getsignal(15).__name__)",
             before="def mine(*_): pass\nsignal.signal(15, mine)",
         )
     )
 
     out, _ = process.communicate(timeout=30)
-    assert out.count("SIGTERM handler") == 1
-    assert out.endswith("mine\n")
+    assert out.count(b"SIGTERM handler") == 1
+    assert out.endswith(b"mine\n")
 
 
 def test_stopping_ends_the_thread(start) -> None:
     process = start(script("thread.stop(); thread.stop(); block.close(); print('over')"))
 
-    assert process.communicate(timeout=30)[0] == "over\n"
+    assert process.communicate(timeout=30)[0] == b"over\n"
     assert process.returncode == 0
