@@ -227,6 +227,8 @@ class TierState:
     newest_time: float = 0.0
     backlog: int = 0
     """Shards that wait to be moved there."""
+    full: bool = False
+    """A disk says that it has no room for what waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,6 +442,8 @@ class RankProgress:
     every_steps: int = 0
     """Interval in its control block: a leader that takes over goes on with it."""
     every_from: int = 0
+    leaving: bool = False
+    """It obeys an order to leave just now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -459,6 +463,8 @@ class ProgressRequest:
     requests: tuple[str, ...] = ()
     """What people and hooks asked of this sidecar: "save", "flush", "pin <id>", "unpin <id>",
     "persist <id>", "delete <id>"."""
+    unwanted: tuple[CheckpointId, ...] = ()
+    """What this sidecar remembers that people deleted: a new leader hears of it so."""
     seen_version: int = 0
     """Version of the last reply; the leader may hold the request until it has a newer one."""
     wait_seconds: float = 0.0
@@ -497,7 +503,9 @@ class ProgressReply:
     persist: dict[str, tuple[CheckpointId, ...]] = field(default_factory=dict)
     """Tier -> checkpoints chosen for it where its schedule is by seconds, or a person asked."""
     thin: tuple[CheckpointId, ...] = ()
-    """Leave local and neighbor now."""
+    """Leave local and neighbor now, or are not to be brought there from a slot any more."""
+    unwanted: tuple[CheckpointId, ...] = ()
+    """People deleted them: they leave every tier, slots included, and are not brought back."""
     neighbors: dict[int, int] = field(default_factory=dict)
     """Replica -> replica that keeps its copies."""
     addresses: dict[int, str] = field(default_factory=dict)

@@ -46,6 +46,8 @@ class ThinView:
     """Of the attempt that runs, and that every member has stored."""
     present: frozenset[CheckpointId]
     """Everything of which any shard lies in local or neighbor, whole or not."""
+    in_memory: frozenset[CheckpointId] = frozenset()
+    """What lies in slots: it may still come to local and neighbor, or come there again."""
     complete_local: frozenset[CheckpointId] = frozenset()
     complete_neighbor: frozenset[CheckpointId] = frozenset()
     durable: frozenset[CheckpointId] = frozenset()
@@ -62,21 +64,28 @@ class ThinView:
 
 
 def thin(view: ThinView) -> tuple[CheckpointId, ...]:
-    """Checkpoints that leave local and neighbor now, oldest first.
+    """Checkpoints that leave local and neighbor now, or need not come there, oldest first.
 
     Only what is older than a checkpoint on the lineage that is as safe against the loss of a node.
+    What a slot still holds is judged as if it had come: else it would be written and thinned again.
     """
     newest = max((c for c in safe(view) if view.lineage.contains(c)), default=None)
     if newest is None:
         return ()
-    kept = keep(view.complete_local, view.lineage, view.retention, pinned=view.pinned)
+    kept = _kept(view)
     return tuple(
         checkpoint
-        for checkpoint in sorted(view.present)
+        for checkpoint in sorted(view.present | view.in_memory)
         if checkpoint.step < newest.step
         and checkpoint not in kept
         and checkpoint not in view.in_transit
+        and not (checkpoint in view.in_memory and checkpoint in _kept(view, checkpoint))
     )
+
+
+def _kept(view: ThinView, *coming: CheckpointId) -> frozenset[CheckpointId]:
+    there = view.complete_local.union(coming)
+    return keep(there, view.lineage, view.retention, pinned=view.pinned)
 
 
 def safe(view: ThinView) -> frozenset[CheckpointId]:

@@ -159,6 +159,8 @@ class Topology:
     restore: RestoreOptions = field(default_factory=RestoreOptions)
     hang_seconds: float = 0.0
     """No progress of any rank for so long: one replica is told to leave. 0: never."""
+    leave_together: bool = False
+    """All are told: for launchers that don't restart the world when one replica's ranks end."""
     first_generation: int = 0
     """The job's first generation, for k.n; 0: a bare topology without generations."""
 

@@ -138,6 +138,7 @@ def _progress(rank: int, block: ControlBlock) -> RankProgress:
         stall_seconds=block[Word.STALL_NS] / _NANO,
         every_steps=block[Word.EVERY_STEPS],
         every_from=block[Word.EVERY_FROM],
+        leaving=block[Word.LEAVE_SEEN] == block[Word.ATTEMPT] != 0,
     )
 
 

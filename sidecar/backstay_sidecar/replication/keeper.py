@@ -25,6 +25,7 @@ from backstay_protocol.pull import Endpoint, pull
 from backstay_sidecar.digest import digest
 from backstay_sidecar.replication.replicator import Emit, Meter
 from backstay_sidecar.replication.wanted import ShardKey
+from backstay_sidecar.tiers.base import Unfit
 from backstay_sidecar.tiers.disk import DiskStore, DiskWriter
 
 NUM_PULLS = 2
@@ -229,5 +230,5 @@ def _compared(there: Manifest, offered: Manifest) -> ReplicaReply:
         return ReplicaReply(status=COMPLETE)
     return ReplicaReply(
         status=REFUSED,
-        why=f"another copy of it is here already, with fingerprint {there.fingerprint}",
+        why=f"{Unfit.__name__}: another copy of it is here already, with fingerprint {there.fingerprint}",
     )

@@ -12,7 +12,7 @@ from backstay_protocol.history import Lineage
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import FORCED
 from backstay_protocol.messages import ProgressReply
-from backstay_protocol.names import MEMORY
+from backstay_protocol.names import MEMORY, REMOTE
 from backstay_protocol.schedules import due
 from backstay_protocol.topology import Schedule
 
@@ -47,6 +47,7 @@ class LeaderWord:
     complete: dict[str, tuple[CheckpointId, ...]] = field(default_factory=dict)
     persist: dict[str, tuple[CheckpointId, ...]] = field(default_factory=dict)
     thin: frozenset[CheckpointId] = frozenset()
+    unwanted: frozenset[CheckpointId] = frozenset()
 
     @staticmethod
     def of(reply: ProgressReply, lineage: Lineage | None, base: CheckpointId | None) -> LeaderWord:
@@ -58,6 +59,7 @@ class LeaderWord:
             complete=reply.complete,
             persist=reply.persist,
             thin=frozenset(reply.thin),
+            unwanted=frozenset(reply.unwanted),
         )
 
 
@@ -82,7 +84,10 @@ def wanted(
 def _wanted(tier: str, schedule: Schedule, shard: Shard, word: LeaderWord) -> bool:
     checkpoint = shard.checkpoint
     complete = word.complete.get(tier, ())
-    if checkpoint in word.thin or checkpoint in complete:
+    if checkpoint in complete or (checkpoint in word.unwanted and checkpoint != word.base):
+        return False
+    # What is thinned near has still to reach the store if people, a drain or the end asked for it.
+    if checkpoint in word.thin and not (tier == REMOTE and shard.reason == FORCED):
         return False
     if word.lineage is not None and not word.lineage.contains(checkpoint):
         return False
@@ -92,3 +97,12 @@ def _wanted(tier: str, schedule: Schedule, shard: Shard, word: LeaderWord) -> bo
     # Only a newer one that is whole in the tier makes an older one superfluous.
     superseded = any(checkpoint < newer for newer in complete)
     return due(schedule, checkpoint, shard.reason) and not superseded
+
+
+def to_strike(published: Iterable[CheckpointId], word: LeaderWord) -> frozenset[CheckpointId]:
+    """Checkpoints in slots that people deleted, and whose slots may be emptied now.
+
+    The base and the newest one that all ranks have stay: there is always one to restart from.
+    """
+    newest = max(word.complete.get(MEMORY, ()), default=None)
+    return frozenset(c for c in published if c in word.unwanted and c not in (word.base, newest))

@@ -22,7 +22,7 @@ from backstay_protocol.manifest import Manifest
 
 from backstay_sidecar.replication.retry import Retry
 from backstay_sidecar.replication.wanted import Shard, ShardKey
-from backstay_sidecar.tiers.base import ShardReader, Unfit, WritableTier
+from backstay_sidecar.tiers.base import ShardReader, TierFull, Unfit, WritableTier
 
 ASIDE_SECONDS = 60.0
 
@@ -72,7 +72,10 @@ class TierWorker:
         self.busy = False
         self.standing = ""
         """A trouble that is not a transfer's (a store that fails its probe); empty: none."""
+        self._no_room = False
         self._set_aside: dict[ShardKey, float] = {}
+        self._told: set[ShardKey] = set()
+        """Set aside and told of, for as long as they are wanted."""
 
     @property
     def name(self) -> str:
@@ -89,12 +92,18 @@ class TierWorker:
         """It has failed for longer than its budget, or can't work at all."""
         return bool(self.standing) or self.retry.degraded(self._clock.monotonic())
 
+    @property
+    def full(self) -> bool:
+        """A disk has no room for what waits."""
+        return self._no_room and bool(self._waiting())
+
     def wake(self) -> None:
         """There may be something to do."""
         self._wake.set()
 
     def trouble(self, error: Exception) -> None:
         """Something else than a transfer failed in this tier (a disk pass, a probe)."""
+        self._no_room = isinstance(error, TierFull)
         self.retry = self.retry.failed(self._clock.monotonic(), str(error), random.random())
 
     async def run(self) -> None:
@@ -126,7 +135,9 @@ class TierWorker:
     def _waiting(self) -> list[Shard]:
         now = self._clock.monotonic()
         self._set_aside = {key: until for key, until in self._set_aside.items() if until > now}
-        return [shard for shard in self._queue() if shard.key not in self._set_aside]
+        wanted = self._queue()
+        self._told.intersection_update(shard.key for shard in wanted)
+        return [shard for shard in wanted if shard.key not in self._set_aside]
 
     async def _until_woken(self) -> None:
         """With something set aside not for ever: its time comes again."""
@@ -144,11 +155,13 @@ class TierWorker:
             # that vanished in the tier itself looks the same and must not spin.
             self._failed(shard, error)
         except (Unfit, Cancelled) as error:
-            # Of this shard only (it is under a deletion intent, or has a form that the tier can't
-            # take), or the end of this process.
+            # Of this shard only (it is under a deletion intent, its name is taken, or it has a form
+            # that the tier can't take), or the end of this process.
             self._set_aside[shard.key] = self._clock.monotonic() + ASIDE_SECONDS
             if not self._cancel.is_set():
-                self._moves.failed(self.name, shard, error, first=True)
+                first = shard.key not in self._told
+                self._told.add(shard.key)
+                self._moves.failed(self.name, shard, error, first=first)
         except (BackstayError, OSError) as error:
             self._failed(shard, error)
         except Exception as error:  # one bad shard must not end the tier's worker
@@ -156,6 +169,7 @@ class TierWorker:
             self._failed(shard, error)
         else:
             self.retry = Retry()
+            self._no_room = False
             self._moves.moved(self.name, shard, manifest, self._clock.monotonic() - begun)
 
     def _put(self, shard: Shard) -> Manifest:
@@ -169,5 +183,6 @@ class TierWorker:
     def _failed(self, shard: Shard, error: Exception) -> None:
         first = not self.retry.failures
         text = str(error) or type(error).__name__
+        self._no_room = isinstance(error, TierFull)
         self.retry = self.retry.failed(self._clock.monotonic(), text, random.random())
         self._moves.failed(self.name, shard, error, first=first)

@@ -32,6 +32,7 @@ from backstay_sidecar.restore.orders import Look, OrderBook
 
 KEPT_FOR_UPLOAD = 2
 """So many of the newest checkpoints that wait for the remote tier are not thinned out before."""
+REMEMBERED_DELETES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +67,15 @@ class Duties:
         """By people, of this process's time; pins of durable ones stand in the remote tier."""
         self._asked: dict[str, set[CheckpointId]] = {}
         """Tier -> checkpoints that people want there."""
-        self._unwanted: set[CheckpointId] = set()
-        """That people want deleted."""
+        self._unwanted: dict[CheckpointId, None] = {}
+        """That people want deleted, oldest wish first. Remembered when they are gone, too: a disk
+        that was away may bring one back."""
+        self._spared: set[CheckpointId] = set()
+        """That people want after all, whatever sidecars still remember."""
         self._chosen: dict[str, tuple[CheckpointId, float]] = {}
         """Tier with a schedule by seconds -> (last one chosen, when)."""
+        self._arrived: dict[str, CheckpointId] = {}
+        """Tier -> the last one chosen for it by time that was complete there."""
         self._addresses: dict[int, str] = {p.replica: p.address for p in topology.peers}
         self._replaced_by = 0
         self._word = ProgressReply(attempt=0, version=first_version)
@@ -100,7 +106,7 @@ class Duties:
     @property
     def unwanted(self) -> frozenset[CheckpointId]:
         """What people want deleted and no rule protects."""
-        return frozenset(self._unwanted - self.protected())
+        return frozenset(self._unwanted) - self.protected()
 
     def begin(self, record: AttemptRecord, now: float, wall: float) -> None:
         """An attempt has its go-ahead, or this leader found one that has."""
@@ -109,6 +115,7 @@ class Duties:
         self.census.begin(record.attempt)
         self.remote = replace(self.remote, base_recorded=False)
         self._chosen = {}
+        self._arrived = {}
         self._asked = {}
         self._replaced_by = 0
 
@@ -121,6 +128,8 @@ class Duties:
         """A sidecar told how it does; False: a pod that was replaced."""
         if not self.census.take(request, now):
             return False
+        for checkpoint in request.unwanted:
+            self._delete(checkpoint)
         if request.attempt > self.attempt:
             self._replaced_by = max(self._replaced_by, request.attempt)
         return True
@@ -137,21 +146,38 @@ class Duties:
         checkpoint = CheckpointId.parse(name)
         if verb == "pin":
             self._pinned.add(checkpoint)
-            self._unwanted.discard(checkpoint)
+            self._spare(checkpoint)
         elif verb == "unpin":
             self._pinned.discard(checkpoint)
         elif verb == "persist":
+            self._spare(checkpoint)
             for tier in self._outer():
                 self._asked.setdefault(tier, set()).add(checkpoint)
         else:
-            self._unwanted.add(checkpoint)
+            self._spared.discard(checkpoint)
+            self._delete(checkpoint)
+
+    def _delete(self, checkpoint: CheckpointId) -> None:
+        if checkpoint not in self._spared:
+            self._unwanted.setdefault(checkpoint)
+        while len(self._unwanted) > REMEMBERED_DELETES:
+            del self._unwanted[next(iter(self._unwanted))]
+
+    def _spare(self, checkpoint: CheckpointId) -> None:
+        self._spared.add(checkpoint)
+        self._unwanted.pop(checkpoint, None)
 
     def set_policy(self, policy: Policy, look: Look) -> Policy:
         """Another interval for all ranks, from a step that they can still hear of."""
         if self.orders is None:
             raise ValueError("no attempt has begun: change checkpoint.memory.everySteps instead")
-        if policy.every_steps < 0 or policy.effective_from < 0:
-            raise ValueError("every_steps and effective_from can't be negative")
+        if policy.every_steps < 1:
+            raise ValueError(
+                f"every_steps is {policy.every_steps}; expected 1 or more (a schedule can be made "
+                "rare, not taken away: give a large number)"
+            )
+        if policy.effective_from < 0:
+            raise ValueError(f"effective_from is {policy.effective_from}; expected 0 or more")
         interval = self.orders.set_every_steps(policy.every_steps, look, policy.effective_from)
         return Policy(every_steps=interval.every_steps, effective_from=interval.from_step)
 
@@ -214,6 +240,7 @@ class Duties:
             orders=self.orders.update(look),
             persist=persist,
             thin=self._thin(complete, persist, look.now),
+            unwanted=tuple(sorted(self.unwanted)),
             neighbors=ring.neighbors,
             addresses=dict(self._addresses),
             message="; ".join((*ring.warnings, self.remote.trouble)).strip("; "),
@@ -224,9 +251,13 @@ class Duties:
         return frozenset(self._pinned | self.remote.pins)
 
     def protected(self) -> frozenset[CheckpointId]:
-        """What nobody may delete: base, last durable, pinned."""
+        """What nobody may delete: base, last durable, pinned, the only one that is complete."""
         kept = set(self.pinned())
         kept.update(self._durable()[:1])
+        whole = {c for there in self._word.complete.values() for c in there}
+        left = whole - self._unwanted.keys()
+        if whole and len(left) < 2:
+            kept.add(max(left or whole))
         if self.record is not None and self.record.base is not None:
             kept.add(self.record.base)
         return frozenset(kept)
@@ -283,8 +314,11 @@ class Duties:
             self._asked[tier] = wanted
             self._choose_by_time(tier, complete[MEMORY], there, now)
             last = self._chosen.get(tier)
-            if last is not None and last[0] not in there:
+            if last is not None and last[0] in there:
+                self._arrived[tier] = last[0]  # thinned out later, it is not wanted again
+            elif last is not None and last[0] != self._arrived.get(tier):
                 wanted = wanted | {last[0]}
+            wanted = wanted - self.unwanted
             if wanted:
                 found[tier] = tuple(sorted(wanted))
         return found
@@ -316,12 +350,16 @@ class Duties:
         if tiers.local is None or lineage is None or not self.census.all_fresh(now):
             return ()
         near = (LOCAL, NEIGHBOR)
-        present = {c.checkpoint for c in self.census.copies() if c.tier in near}
-        disks = self.census.tiers(LOCAL).values()
+        copies = self.census.copies()
+        present = {c.checkpoint for c in copies if c.tier in near}
+        in_memory = {c for there in self.census.published().values() for c in there}
+        in_memory.update(c.checkpoint for c in copies if c.tier == MEMORY)
+        disks = [state for tier in near for state in self.census.tiers(tier).values()]
         going = {c for chosen in persist.values() for c in chosen}
         view = ThinView(
             lineage=lineage,
             present=frozenset(present),
+            in_memory=frozenset(in_memory),
             complete_local=frozenset(complete.get(LOCAL, ())),
             complete_neighbor=frozenset(complete.get(NEIGHBOR, ())),
             durable=frozenset(complete.get(REMOTE, ())),
@@ -330,11 +368,9 @@ class Duties:
             retention=tiers.local.retention,
             pinned=self.pinned(),
             in_transit=frozenset(going | self._for_upload(complete)),
-            disk_full=any(not disk.ok for disk in disks),
+            disk_full=any(disk.full for disk in disks),
         )
-        self._unwanted &= present | set(self.remote.keys)
-        unwanted = (c for c in self.unwanted if c in present)
-        return tuple(sorted({*thin(view), *unwanted}))
+        return thin(view)
 
     def _for_upload(self, complete: Mapping[str, tuple[CheckpointId, ...]]) -> set[CheckpointId]:
         """The newest that the remote tier's own schedule takes and that are not there yet."""

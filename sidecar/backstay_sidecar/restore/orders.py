@@ -20,6 +20,8 @@ WIDEN_SECONDS = 10.0
 """An interval is looked at again at most so often."""
 STRAGGLER_SECONDS = 20.0
 """Ranks that train on while others wait in restore are told to leave after so long."""
+OBEY_SECONDS = 20.0
+"""A replica that was told to leave and does not is passed over for another one after so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,8 @@ class OrderBook:
         self._replan = 0
         self._forced_wanted = False
         self._leave_replica: int | None = None
+        self._told_to_leave: dict[int, float] = {}
+        """Replica -> when it was told, of those told because of a hang."""
         self._straggling_since: float | None = None
         self.forced_step = 0
         """Step of the last forced save that was ordered; 0: none."""
@@ -180,12 +184,31 @@ class OrderBook:
             self._leave_replica = -1
 
     def _tell_the_hung(self, look: Look) -> None:
-        """No rank made a step for too long: the one that is furthest behind shall leave."""
+        """No rank made a step for too long: the one that is furthest behind shall leave.
+
+        A thread of the trainer obeys; where even that is stuck, the next replica is told in time,
+        and at last all.
+        """
         limit = self._topology.hang_seconds
-        if not limit or not look.training or self._leave_replica is not None:
+        if not limit or not look.training or self._leave_replica == -1:
             return
         newest = max(max(r.step_time, self._began) for r in look.training.values())
-        if look.wall - newest < limit:
+        if look.wall - newest < limit or self._is_being_obeyed(look):
             return
-        last = min(look.training.values(), key=lambda r: (r.step, r.step_time, r.rank))
-        self._leave_replica = last.rank // self._topology.processes_per_replica
+        per = self._topology.processes_per_replica
+        left = [r for r in look.training.values() if r.rank // per not in self._told_to_leave]
+        if self._topology.leave_together or not left:
+            self._leave_replica = -1
+            return
+        last = min(left, key=lambda r: (r.step, r.step_time, r.rank))
+        self._leave_replica = last.rank // per
+        self._told_to_leave[self._leave_replica] = look.now
+
+    def _is_being_obeyed(self, look: Look) -> bool:
+        """Whether the replica that was told last leaves, or has not had its time yet."""
+        if self._leave_replica is None:
+            return False
+        if look.now - self._told_to_leave[self._leave_replica] < OBEY_SECONDS:
+            return True
+        ranks = self._topology.ranks_of(self._leave_replica)
+        return all(look.training[rank].leaving for rank in ranks)

@@ -35,7 +35,7 @@ class TierFull(BackstayError):
 
 
 class Unfit(BackstayError):
-    """The tier can't take a shard of this form, now or later. It says nothing of other shards."""
+    """The tier can't take this very shard, now or later. It says nothing of other shards."""
 
 
 class ShardReader(Protocol):

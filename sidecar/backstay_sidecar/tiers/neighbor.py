@@ -32,7 +32,7 @@ from backstay_protocol.names import NEIGHBOR, URL_REPLICAS, URL_SHARD, URL_SHARD
 from backstay_protocol.pull import Endpoint, RangeReader, exchange, get_bytes
 
 from backstay_sidecar.digest import fingerprint
-from backstay_sidecar.tiers.base import ShardReader, TierFull, copy_of
+from backstay_sidecar.tiers.base import ShardReader, TierFull, Unfit, copy_of
 from backstay_sidecar.tiers.onepass import one_pass
 
 OFFER_SECONDS = 20.0  # for one answer to an offer
@@ -86,7 +86,8 @@ class NeighborTier:
     def put(self, shard: ShardReader, cancel: Event) -> Manifest:
         """Offer the shard until the neighbour has it whole and verified. See WritableTier.put.
 
-        Raises Unreachable (no neighbour, no answer, or it can't take it now), TierFull,
+        Raises Unreachable (no neighbour, no answer, or it can't take it now), TierFull, Unfit (it
+        has other bytes under that name),
         FileNotFoundError (this sidecar no longer serves it), CorruptData (the source is bad),
         Cancelled.
         """
@@ -135,6 +136,8 @@ class NeighborTier:
             raise FileNotFoundError(f"replica {neighbor.replica} was told here: {why}")
         if kind == "TierFull":
             raise TierFull(f"replica {neighbor.replica}: {why}")
+        if kind == Unfit.__name__:
+            raise Unfit(f"replica {neighbor.replica}: {why}")
         if kind in (DigestMismatch.__name__, CorruptData.__name__):
             one_pass(shard, None, cancel)
         raise Unreachable(f"replica {neighbor.replica} does not take the copy now: {why}")

@@ -18,7 +18,6 @@ from threading import Event
 from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
 from backstay_protocol.errors import (
-    BackstayError,
     CorruptData,
     DigestMismatch,
     ProtocolError,
@@ -34,7 +33,7 @@ from backstay_protocol.pull import Endpoint, RangeReader
 from backstay_protocol.records import CommitRecord
 
 from backstay_sidecar.digest import digest, fingerprint
-from backstay_sidecar.tiers.base import Cancelled, ShardReader, copy_of
+from backstay_sidecar.tiers.base import Cancelled, ShardReader, Unfit, copy_of
 from backstay_sidecar.tiers.remote_store import SIGNED_SECONDS, RemoteStore
 from backstay_sidecar.transfer.retry import Budget, with_retries
 from backstay_sidecar.transfer.s3_errors import UploadGone
@@ -47,7 +46,7 @@ UPLOAD_TRIES = 3  # where two processes go on with the same upload
 READERS = 8  # manifests that are read at once
 
 
-class NameTaken(BackstayError):
+class NameTaken(Unfit):
     """Other bytes, or a manifest that can't be read, lie under the shard's name in the store.
 
     Not CorruptData: it says nothing against the source. Nothing is overwritten; a person must look.

@@ -132,6 +132,9 @@ def test_progress_is_read_from_those_that_have_attached(
     assert (progress.rank, progress.step, progress.attempt) == (2, 17, ATTEMPT)
     assert (progress.stall_seconds, progress.step_time) == (2.5, 1.0)
     assert blocks(memory).states() == {2: State.TRAINING}
+    assert not progress.leaving
+    block[Word.LEAVE_SEEN] = ATTEMPT
+    assert blocks(memory).progress()[0].leaving
 
 
 def test_a_volume_that_was_emptied_and_filled_anew_is_mapped_anew(

@@ -306,6 +306,33 @@ def test_a_policy_is_in_force_from_a_step_that_all_ranks_can_hear_of() -> None:
     assert policy.effective_from > job.step
 
 
+def test_no_policy_is_promised_while_a_rank_does_not_train() -> None:
+    job = Job()
+    with pytest.raises(ValueError, match="not every rank trains"):
+        job.duties.set_policy(Policy(every_steps=7), job.duties.look(job.now, job.now))
+
+
+def test_a_leader_that_takes_over_goes_on_with_the_interval_in_force() -> None:
+    job = Job()
+    job.hear(0)
+    assert job.duties.speak(job.duties.look(job.now, job.now)).orders.every_steps == 0
+    job.rank = {"every_steps": 40, "every_from": 8}
+    orders = job.word().orders
+    assert (orders.every_steps, orders.every_from) == (40, 8)
+
+
+def test_a_leader_that_takes_over_ends_a_difference_that_the_old_one_left() -> None:
+    job = Job()
+    job.hear(0)
+    job.rank = {"every_steps": 40, "every_from": 90}
+    job.hear(0)
+    job.rank = {"every_steps": 20, "every_from": 0}
+    job.hear(1)
+    orders = job.duties.speak(job.duties.look(job.now, job.now)).orders
+    assert orders.every_steps == 40
+    assert orders.every_from > job.step
+
+
 def test_the_replica_that_hangs_furthest_behind_is_told_to_leave() -> None:
     job = Job(topology(2, hang_seconds=60))
     assert job.word(seconds=1.0, steps=1).orders.leave_attempt == 0
@@ -413,3 +440,130 @@ def test_a_new_leader_says_the_same_once_the_sidecars_have_told_it_again() -> No
     assert replace(after, version=before.version) == before
     assert after.version > before.version
     assert isinstance(after, ProgressReply)
+
+
+def test_what_would_be_thinned_at_once_is_not_brought_from_a_slot_again() -> None:
+    job = Job(topology(2, local=LocalTier(root="/x", retention=Retention(keep_last=1))))
+    forced = job.publish(20)
+    job.publish(30)
+    for tier in ("local", "neighbor"):
+        job.put(30, tier)
+    assert forced in job.word().thin, "it lies in no tier any more, and its slot is still there"
+
+
+def test_a_forced_save_that_retention_would_keep_may_still_come_late() -> None:
+    job = Job(topology(2, local=LocalTier(root="/x", retention=Retention(keep_last=2))))
+    late = job.publish(20)
+    for step in (10, 30):
+        for tier in ("local", "neighbor"):
+            job.put(step, tier)
+    job.put(20, "local", replicas=(0,))
+    assert late not in job.word().thin
+
+
+def test_a_choice_by_time_that_was_stored_and_thinned_is_not_chosen_again() -> None:
+    tier = LocalTier(
+        root="/x", schedule=Schedule(every_seconds=100), retention=Retention(keep_last=1)
+    )
+    job = Job(topology(2, local=tier))
+    chosen = job.publish(20)
+    assert job.word().persist["local"] == (chosen,)
+    for where in ("local", "neighbor"):
+        job.put(20, where)
+    assert "local" not in job.word().persist
+    job.copies = {0: [], 1: []}  # a forced one came, and the older one was thinned out
+    for where in ("local", "neighbor"):
+        job.put(30, where)
+    assert "local" not in job.word().persist
+
+
+def test_only_a_disk_that_says_it_is_full_lets_a_durable_one_make_room() -> None:
+    job = Job(with_remote(local=LocalTier(root="/x", retention=Retention(keep_last=1))))
+    older = job.put(20, "local")
+    job.put(40, "local")
+    durable = CheckpointId(30, A)
+    job.duties.remote = RemoteKnown(commits={durable: commit_of(durable)})
+    job.tiers = (TierState(tier="local", ok=False, message="the disk can't be read"),)
+    assert job.word().thin == ()
+    job.tiers = (TierState(tier="local", message="no room", full=True),)
+    assert older in job.word().thin
+    job.tiers = (TierState(tier="neighbor", message="no room there", full=True),)
+    assert older in job.word().thin
+
+
+def test_a_policy_without_an_interval_is_refused_with_what_to_write() -> None:
+    job = Job()
+    job.word(seconds=1.0, steps=5)
+    with pytest.raises(ValueError, match="every_steps is 0; .* 1 or more"):
+        job.duties.set_policy(Policy(), job.duties.look(job.now, job.now))
+    assert job.word().orders.every_steps == 10
+
+
+def test_all_replicas_leave_a_hang_where_no_launcher_restarts_the_world() -> None:
+    job = Job(topology(2, hang_seconds=60, leave_together=True))
+    job.rank = {"step_time": job.now}
+    job.word(seconds=1.0)
+    orders = job.word(seconds=61.0).orders
+    assert (orders.leave_attempt, orders.leave_replica) == (A, -1)
+
+
+def test_after_a_leave_without_effect_another_replica_is_told_and_then_all() -> None:
+    job = Job(topology(2, hang_seconds=60))
+    job.rank = {"step_time": job.now}
+    job.word(seconds=1.0)
+    first = job.word(seconds=61.0).orders.leave_replica
+    assert job.word(seconds=19.0).orders.leave_replica == first
+    assert job.word(seconds=2.0).orders.leave_replica == 1 - first
+    assert job.word(seconds=21.0).orders.leave_replica == -1
+
+
+def test_a_leave_that_is_obeyed_is_not_given_to_another_replica() -> None:
+    job = Job(topology(2, hang_seconds=60))
+    job.rank = {"step_time": job.now}
+    job.word(seconds=1.0)
+    first = job.word(seconds=61.0).orders.leave_replica
+    job.rank = {"step_time": job.now - 62.0, "leaving": True}
+    assert job.word(seconds=40.0).orders.leave_replica == first
+    job.rank = {"step_time": job.now}
+    assert job.word(seconds=21.0).orders.leave_replica == first, "they train again"
+
+
+def test_what_people_delete_leaves_every_tier_and_is_not_brought_back() -> None:
+    job = Job()
+    gone = job.publish(20)
+    for tier in ("local", "neighbor"):
+        job.put(20, tier)
+        job.put(30, tier)
+    job.duties.ask(f"delete {gone}")
+    assert job.word().unwanted == (gone,)
+    job.copies, job.published = {0: [], 1: []}, {0: [], 1: []}
+    assert job.word().unwanted == (gone,), "a disk that comes back may have it yet"
+
+
+def test_a_new_leader_hears_of_deletes_from_the_sidecars() -> None:
+    job = Job()
+    gone = job.publish(20)
+    job.duties = Duties(job.topology, 10_000)
+    job.duties.begin(RECORD, job.now, job.now)
+    job.hear(1, unwanted=(gone,))
+    assert job.word().unwanted == (gone,)
+
+
+@pytest.mark.parametrize("verb", ["pin", "persist"])
+def test_what_people_want_again_is_not_deleted_whatever_sidecars_remember(verb: str) -> None:
+    job = Job()
+    wanted = job.publish(20)
+    job.duties.ask(f"delete {wanted}")
+    job.duties.ask(f"{verb} {wanted}")
+    job.hear(1, unwanted=(wanted,))
+    assert job.word().unwanted == ()
+
+
+def test_the_only_complete_checkpoint_is_not_deleted() -> None:
+    job = Job()
+    only = job.put(20, "local")
+    job.word()
+    assert job.duties.protected() >= {only}
+    job.put(30, "local")
+    job.word()
+    assert only not in job.duties.protected()

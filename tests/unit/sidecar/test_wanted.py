@@ -9,7 +9,7 @@ from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import FORCED, SCHEDULE
 from backstay_protocol.names import LOCAL, MEMORY, REMOTE
 from backstay_protocol.topology import Schedule
-from backstay_sidecar.replication.wanted import LeaderWord, Shard, wanted
+from backstay_sidecar.replication.wanted import LeaderWord, Shard, to_strike, wanted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,3 +102,26 @@ def test_the_newest_checkpoint_that_is_here_is_never_dropped(
     if newest is None or any(newest <= done for done in word.complete[REMOTE]):
         return
     assert newest in {s.checkpoint for s in wanted(REMOTE, ALWAYS, shards, (), word)}
+
+
+def test_what_is_thinned_near_may_still_be_on_its_way_to_the_store_if_it_was_forced() -> None:
+    word = replace(WORD, thin=frozenset({at(60), at(61)}))
+    shards = [shard(60, FORCED), shard(61)]
+    assert steps(LOCAL, ALWAYS, shards, word) == []
+    assert steps(REMOTE, ALWAYS, shards, word) == [60]
+
+
+def test_what_people_deleted_goes_nowhere() -> None:
+    word = replace(WORD, unwanted=frozenset({at(60)}), persist={REMOTE: (at(60),)})
+    for tier in (LOCAL, REMOTE):
+        assert steps(tier, ALWAYS, [shard(60, FORCED)], word) == []
+
+
+def test_slots_of_deleted_checkpoints_are_struck_but_never_the_newest_complete_one() -> None:
+    word = replace(
+        WORD,
+        complete={MEMORY: (at(70), at(60))},
+        unwanted=frozenset({at(60), at(70), at(50, 1), at(75)}),
+    )
+    here = [at(60), at(70), at(75), at(80), at(50, 1)]
+    assert to_strike(here, word) == {at(60), at(75)}
