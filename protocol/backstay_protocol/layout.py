@@ -10,6 +10,7 @@ from backstay_protocol.names import SOCKET_NAME
 SHARD_SUFFIX = ".safetensors"
 MANIFEST_SUFFIX = ".json"
 ATTEMPT_FILE = "attempt.json"
+DELETED_FILE = "deleted.json"
 _SHARD_KEY = re.compile(r"checkpoints/(\d+-\d+)/(\d+)\.(safetensors|json)")
 
 
@@ -21,6 +22,7 @@ class MemoryLayout:
         self.root = root.rstrip("/")
         self.socket = f"{self.root}/{SOCKET_NAME}"
         self.attempt_file = f"{self.root}/{ATTEMPT_FILE}"
+        self.deleted_file = f"{self.root}/{DELETED_FILE}"
         self.ranks = f"{self.root}/ranks"
 
     def rank_folder(self, rank: int) -> str:
@@ -48,6 +50,7 @@ class DiskLayout:
         self.run_folder = f"{root.rstrip('/')}/{run}"
         self.folder = f"{self.run_folder}/replica-{replica}"
         self.attempt_file = f"{self.folder}/{ATTEMPT_FILE}"
+        self.deleted_file = f"{self.folder}/{DELETED_FILE}"
         self.shards = f"{self.folder}/shards"
         self.replicas = f"{self.folder}/replicas"
 

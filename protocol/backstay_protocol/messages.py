@@ -460,9 +460,6 @@ class ProgressRequest:
     uploaded: tuple[ShardCopy, ...] = ()
     """Shards (tier remote) that this sidecar has put, manifest included."""
     tiers: tuple[TierState, ...] = ()
-    requests: tuple[str, ...] = ()
-    """What people and hooks asked of this sidecar: "save", "flush", "pin <id>", "unpin <id>",
-    "persist <id>", "delete <id>"."""
     unwanted: tuple[CheckpointId, ...] = ()
     """What this sidecar remembers that people deleted: a new leader hears of it so."""
     seen_version: int = 0

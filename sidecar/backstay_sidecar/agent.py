@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from backstay_protocol import codec
@@ -44,9 +44,12 @@ from backstay_protocol.names import (
     MEMORY,
     NEIGHBOR,
     REMOTE,
+    URL_CHECKPOINT,
     URL_CHECKPOINTS,
     URL_FLUSH,
     URL_JOB,
+    URL_PERSIST,
+    URL_PIN,
     URL_SHARD_MANIFEST,
 )
 from backstay_protocol.pull import Endpoint, get_bytes
@@ -56,24 +59,32 @@ from backstay_sidecar.errors import ApiError
 from backstay_sidecar.events import Events
 from backstay_sidecar.metrics import Metrics
 from backstay_sidecar.replication.control import ControlBlocks
+from backstay_sidecar.replication.deleted import Deleted
 from backstay_sidecar.replication.gate import Gated
 from backstay_sidecar.replication.keeper import REFUSED, Keeper
 from backstay_sidecar.replication.prestop import Prestop
 from backstay_sidecar.replication.progress import Progress
 from backstay_sidecar.replication.refill import Elsewhere, refill
 from backstay_sidecar.replication.replicator import Replicator
-from backstay_sidecar.replication.wanted import LeaderWord
+from backstay_sidecar.replication.wanted import LeaderWord, to_strike
 from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.restore.member import Member
 from backstay_sidecar.restore.peers import LEADER, HttpPeers
 from backstay_sidecar.settings import Settings
 from backstay_sidecar.stores import Stores
-from backstay_sidecar.tiers.base import WritableTier
+from backstay_sidecar.tiers.base import Tier, WritableTier
 from backstay_sidecar.tiers.disk import DiskStore
 from backstay_sidecar.tiers.neighbor import Neighbor, NeighborTier
 
 FOLDER_MODE = 0o2770
 PROXY_SECONDS = 10.0
+WISHES = {
+    "pin": ("POST", URL_PIN),
+    "unpin": ("DELETE", URL_PIN),
+    "persist": ("POST", URL_PERSIST),
+    "delete": ("DELETE", URL_CHECKPOINT),
+}
+"""What people ask of a checkpoint, and the route that carries it to the leader."""
 PROBE_SECONDS = 5.0
 
 T = TypeVar("T")
@@ -134,7 +145,10 @@ class Agent:
                 remote=self.stores.remote_store,
                 clock=clock,
                 emit=emit,
+                sweep=self.stores.abort_stale_uploads,
             )
+        where = self.stores.disk or self.stores.layout
+        self._deleted = Deleted(where.deleted_file)
         self.replicator = Replicator(
             memory=self.stores.memory,
             local=self.stores.local,
@@ -199,6 +213,7 @@ class Agent:
         await asyncio.to_thread(self._prepare_memory)
         for area in self.stores.own_areas:
             self._in_background(self._prepare_disk(area))
+        self._in_background(self._recall_deleted())
         if self.leader is not None:
             self.leader.start()
         self.member.start(self.leader if self.leader is not None else self.peers)
@@ -250,6 +265,19 @@ class Agent:
         except OSError as error:
             self.events.emit("disk_failed", area=area.area, message=str(error))
             self.replicator.workers[LOCAL].trouble(error)
+
+    async def _recall_deleted(self) -> None:
+        try:
+            self._deleted.add(await asyncio.to_thread(self._deleted.recall))
+        except OSError as error:
+            log.warning("what people deleted can't be read: %s", error)
+        self.progress.changed()
+
+    async def _write_deleted(self) -> None:
+        try:
+            await asyncio.to_thread(self._deleted.save)
+        except OSError as error:
+            log.warning("what people deleted can't be written down: %s", error)
 
     async def _probe_remote(self, remote: Gated) -> None:
         """Tell early what is wrong with the store, and when it is right."""
@@ -368,9 +396,15 @@ class Agent:
             self.peers.moved(replica, address)
         self._follow_neighbor(reply)
         self._write_word()
-        if not self._thinning and self._has_any(reply.thin):
+        if self._deleted.heed(reply):
+            self._in_background(self._write_deleted())
+        near = {*reply.thin, *reply.unwanted} - {base}
+        strike = to_strike(
+            (f.manifest.checkpoint for f in self.replicator.here.published), self._word
+        )
+        if not self._thinning and (strike or self._has_any(near)):
             self._thinning = True
-            self._in_background(asyncio.to_thread(self._thin, reply.attempt, reply.thin))
+            self._in_background(asyncio.to_thread(self._thin, reply.attempt, near, strike))
         if old is None or old.attempt != reply.attempt:
             self._began(reply.attempt, base)
         if old is None or old.version != reply.version:
@@ -392,16 +426,21 @@ class Agent:
         if self.reply is not None and self.reply.attempt == self.member.attempt:
             self.control.apply(self.reply)
 
-    def _has_any(self, checkpoints: Iterable[CheckpointId]) -> bool:
-        wanted = set(checkpoints)
-        copies = self.replicator.here.inventory.copies if wanted else ()
-        return any(copy.tier != MEMORY and copy.checkpoint in wanted for copy in copies)
+    def _has_any(self, checkpoints: Collection[CheckpointId | None]) -> bool:
+        copies = self.replicator.here.inventory.copies if checkpoints else ()
+        return any(copy.tier != MEMORY and copy.checkpoint in checkpoints for copy in copies)
 
-    def _thin(self, attempt: int, checkpoints: Iterable[CheckpointId]) -> None:
-        """Delete local and held shards, each only while the leader's word still counts."""
-        gone = set(checkpoints)
+    def _thin(
+        self,
+        attempt: int,
+        near: Collection[CheckpointId | None],
+        strike: Collection[CheckpointId],
+    ) -> None:
+        """Delete local and held shards (`near`) and empty slots (`strike`), each only while the
+        leader's word still counts.
+        """
         try:
-            for store in self.stores.own_areas:
+            for store, gone in self._areas(near, strike):
                 for copy in list(store.inventory()):
                     if copy.checkpoint not in gone:
                         continue
@@ -414,6 +453,13 @@ class Agent:
         finally:
             self._thinning = False
             self.replicator.notice_from_thread()
+
+    def _areas(
+        self, near: Collection[CheckpointId | None], strike: Collection[CheckpointId]
+    ) -> list[tuple[Tier, Collection[CheckpointId | None]]]:
+        areas: list[tuple[Tier, Collection[CheckpointId | None]]] = [(self.stores.memory, strike)]
+        areas += [(store, near) for store in self.stores.own_areas]
+        return areas
 
     def _began(self, attempt: int, base: CheckpointId | None) -> None:
         self.metrics.attempt_began(attempt)
@@ -454,9 +500,7 @@ class Agent:
         self._moved.set()
         self.progress.changed()
 
-    def _progress_request(
-        self, seen_version: int, wait_seconds: float, requests: tuple[str, ...]
-    ) -> ProgressRequest:
+    def _progress_request(self, seen_version: int, wait_seconds: float) -> ProgressRequest:
         return ProgressRequest(
             replica=self.replica,
             generation=self.settings.pod.generation,
@@ -466,18 +510,10 @@ class Agent:
             inventory=self.replicator.here.inventory,
             uploaded=self.replicator.uploaded,
             tiers=self.replicator.states(),
-            requests=requests,
+            unwanted=self._deleted.checkpoints,
             seen_version=seen_version,
             wait_seconds=wait_seconds,
         )
-
-    def request(self, words: str) -> None:
-        """What a person or a hook asks for. Raises ValueError."""
-        self.events.emit("requested", words=words)
-        if self.leader is not None:
-            self.leader.request(words)
-        else:
-            self.progress.request(words)
 
     # --- people and operator ------------------------------------------------------------------
 
@@ -531,6 +567,19 @@ class Agent:
         if self.leader is not None:
             return self.leader.job()
         return await self._ask_leader(URL_JOB, JobView)
+
+    async def wish(self, verb: str, checkpoint: CheckpointId) -> None:
+        """Pin, unpin, persist or delete, by the leader. Raises ApiError, Refused, Unreachable."""
+        self.events.emit("requested", words=f"{verb} {checkpoint}")
+        if self.leader is None:
+            method, path = WISHES[verb]
+            url = path.format(checkpoint=checkpoint)
+            await self.peers.call(LEADER, url, {}, CheckpointStatus, 0.0, method=method)
+            return
+        try:
+            self.leader.request(f"{verb} {checkpoint}")
+        except ValueError as error:
+            raise ApiError(409, errors.CONFLICT, str(error)) from error
 
     async def flush(self) -> FlushReply:
         """POST /v1/flush, by the leader."""

@@ -47,7 +47,7 @@ def applications(agent: Agent) -> Applications:
     for_people = [people.router(agent), shards.router(agent), leader.operator_router(agent)]
     trainer_app = _application("trainer", [trainer.router(agent), *for_people])
     api = _application("API", [*for_people, peers.router(agent), leader.router(agent)])
-    health_app = _application("health", [health.router(agent)])
+    health_app = _application("health", [health.router(agent)], documented=False)
     return Applications(
         trainer=CheckProtocol(LimitBody(NeverRaise(trainer_app))),
         api=CheckProtocol(RequireToken(LimitBody(NeverRaise(api)), agent.settings.tokens)),
@@ -55,10 +55,13 @@ def applications(agent: Agent) -> Applications:
     )
 
 
-def _application(name: str, routers: Sequence[APIRouter]) -> Application:
+def _application(
+    name: str, routers: Sequence[APIRouter], *, documented: bool = True
+) -> Application:
     app = FastAPI(
         title=f"Backstay sidecar: {name}",
         version=PROTOCOL_VERSION,
+        openapi_url="/openapi.json" if documented else None,
         docs_url=None,
         redoc_url=None,
         exception_handlers={
@@ -79,7 +82,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code
     message = f"{request.method} {request.url.path}: {error.detail}"
     answer = ApiError(status, _CODES.get(status, errors.INVALID_REQUEST), message)
-    answer.hint = _HINTS.get(status, "")
+    if request.app.openapi_url:
+        answer.hint = _HINTS.get(status, "")
     response = reply(answer.reply, status)
     response.headers.update(error.headers or {})
     return response

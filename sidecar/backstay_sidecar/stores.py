@@ -36,7 +36,23 @@ class Stores:
             self.local = DiskStore(self.disk.shards, LOCAL, replica, topology.run)
             self.held = HeldTier(self.disk, replica, topology.run)
         self.remote_store = _remote_store(settings)
-        self.remote = _remote_tier(settings, self.remote_store, clock, attempt)
+        self._remote = _remote_tier(settings, self.remote_store, clock)
+        self.remote = self._gate(attempt)
+
+    def abort_stale_uploads(self) -> int:
+        """Throw away old unfinished uploads of this run; how many. Blocks. Raises StoreError."""
+        return self._remote.abort_stale_uploads() if self._remote is not None else 0
+
+    def _gate(self, attempt: Callable[[], int]) -> Gated | None:
+        tier, store = self._remote, self.remote_store
+        if tier is None or store is None:
+            return None
+        return Gated(
+            tier,
+            attempt=attempt,
+            probe=lambda: store.probe(tier.layout.root),
+            recorded=lambda number: store.get(tier.layout.base(number)) is not None,
+        )
 
     @property
     def own_areas(self) -> tuple[DiskStore, ...]:
@@ -80,17 +96,10 @@ def _remote_store(settings: Settings) -> RemoteStore | None:
     )
 
 
-def _remote_tier(
-    settings: Settings, store: RemoteStore | None, clock: Clock, attempt: Callable[[], int]
-) -> Gated | None:
+def _remote_tier(settings: Settings, store: RemoteStore | None, clock: Clock) -> RemoteTier | None:
     tier = settings.topology.tiers.remote
     if tier is None or store is None:
         return None
     layout = RemoteLayout(tier.prefix, settings.topology.run)
     uploads = UploadSettings(concurrency=tier.concurrency)
-    return Gated(
-        RemoteTier(store, layout, settings=uploads, clock=clock),
-        attempt=attempt,
-        probe=lambda: store.probe(layout.root),
-        recorded=lambda attempt: store.get(layout.base(attempt)) is not None,
-    )
+    return RemoteTier(store, layout, settings=uploads, clock=clock)

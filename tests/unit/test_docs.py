@@ -22,7 +22,9 @@ from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.topology import Peer, PodIdentity, Tiers, Topology
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.app import applications
+from backstay_sidecar.routes import health
 from backstay_sidecar.settings import Settings
+from fastapi.routing import APIRoute
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -81,10 +83,15 @@ def agent(folder: Path) -> Agent:
 
 
 async def routes_of(one: Agent) -> set[str]:
-    """`METHOD /path` of all three listeners, by their own OpenAPI documents."""
+    """`METHOD /path` of all three listeners; the health port has no OpenAPI document."""
     apps = applications(one)
-    found = set()
-    for app in (apps.trainer, apps.api, apps.health):
+    found = {
+        f"{method} {route.path}"
+        for route in health.router(one).routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    for app in (apps.trainer, apps.api):
         transport = httpx.ASGITransport(app)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with httpx.AsyncClient(

@@ -88,7 +88,7 @@ class SidecarCatalog:
         return self._ask(CheckpointList, URL_CHECKPOINTS)
 
     def job(self) -> JobView:
-        """GET /v1/job. Raises Refused if the sidecar is not the leader's."""
+        """GET /v1/job; any sidecar passes it on to the leader. Raises Unreachable."""
         return self._ask(JobView, URL_JOB)
 
     def sources(

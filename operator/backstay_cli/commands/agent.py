@@ -18,14 +18,14 @@ from backstay_cli.output import told_errors
 HELP = """Run the sidecar of one replica beside any launcher.
 
     The same program that runs in every pod; it takes this command's place. Start the trainer with
-    BACKSTAY_VOLUME set to the same folder (in /dev/shm) and BACKSTAY_REPLICA to the replica. The
-    job's token comes from the environment: BACKSTAY_TOKEN (openssl rand -hex 32), the same for all.
+    BACKSTAY_VOLUME set to the same folder (in /dev/shm). The job's token comes from the
+    environment: BACKSTAY_TOKEN (openssl rand -hex 32), the same for all.
 
     \b
     Examples:
       export BACKSTAY_TOKEN=$(openssl rand -hex 32)
       backstay agent --topology topology.json --replica 0 --volume /dev/shm/job &
-      BACKSTAY_VOLUME=/dev/shm/job BACKSTAY_REPLICA=0 torchrun --nproc-per-node 2 train.py
+      BACKSTAY_VOLUME=/dev/shm/job torchrun --nproc-per-node 2 train.py
     """
 
 

@@ -16,7 +16,7 @@ from backstay_protocol.topology import (
     Topology,
 )
 
-from backstay_operator.api.job import CheckpointSpec, TrainingJob
+from backstay_operator.api.job import NONE, STATIC, CheckpointSpec, TrainingJob
 from backstay_operator.errors import Unbuildable
 from backstay_operator.manifests.wiring import Wiring
 
@@ -39,6 +39,7 @@ def build_topology(job: TrainingJob, wiring: Wiring) -> Topology:
         tiers=_tiers(spec.checkpoint, wiring),
         restore=spec.restore,
         hang_seconds=spec.hang_seconds,
+        leave_together=spec.launcher in (STATIC, NONE),
         first_generation=wiring.first_generation,
     )
 

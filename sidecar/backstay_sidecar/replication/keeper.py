@@ -230,5 +230,6 @@ def _compared(there: Manifest, offered: Manifest) -> ReplicaReply:
         return ReplicaReply(status=COMPLETE)
     return ReplicaReply(
         status=REFUSED,
-        why=f"{Unfit.__name__}: another copy of it is here already, with fingerprint {there.fingerprint}",
+        why=f"{Unfit.__name__}: another copy of it is here already, with fingerprint "
+        f"{there.fingerprint}",
     )

@@ -29,11 +29,11 @@ class Progress:
         self,
         *,
         send: Callable[[ProgressRequest], Awaitable[ProgressReply]],
-        build: Callable[[int, float, tuple[str, ...]], ProgressRequest],
+        build: Callable[[int, float], ProgressRequest],
         take: Callable[[ProgressReply], None],
         clock: Clock,
     ) -> None:
-        """`build(seen version, wait seconds, requests)`; `take` gets replies in their order."""
+        """`build(seen version, wait seconds)`; `take` gets replies in their order."""
         self._send = send
         self._build = build
         self._take = take
@@ -42,7 +42,6 @@ class Progress:
         self._sent = 0
         self._newest_taken = 0
         self._changed = asyncio.Event()
-        self._requests: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.trouble = ""
         """Why the leader does not answer; empty: it does."""
@@ -64,15 +63,9 @@ class Progress:
         """Something changed here: tell it at once."""
         self._changed.set()
 
-    def request(self, words: str) -> None:
-        """Pass on what a person or hook asked of this sidecar."""
-        if words not in self._requests:
-            self._requests.append(words)
-        self._changed.set()
-
     async def _listen(self) -> None:
         while True:
-            if not await self._exchange(PROGRESS_SECONDS, ()):
+            if not await self._exchange(PROGRESS_SECONDS):
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _push(self) -> None:
@@ -80,14 +73,12 @@ class Progress:
             await self._changed.wait()
             await asyncio.sleep(SETTLE_SECONDS)
             self._changed.clear()
-            if not await self._exchange(0.0, tuple(self._requests)):
+            if not await self._exchange(0.0):
                 await asyncio.sleep(RETRY_SECONDS)
-                if self._requests:
-                    self._changed.set()
 
-    async def _exchange(self, wait_seconds: float, requests: tuple[str, ...]) -> bool:
+    async def _exchange(self, wait_seconds: float) -> bool:
         try:
-            await self._ask(wait_seconds, requests)
+            await self._ask(wait_seconds)
         except (Unreachable, Refused) as error:
             if not self.trouble:
                 log.warning("the leader does not answer: %s", error)
@@ -98,13 +89,12 @@ class Progress:
             return False
         return True
 
-    async def _ask(self, wait_seconds: float, requests: tuple[str, ...]) -> None:
-        request = self._build(self._version, wait_seconds, requests)
+    async def _ask(self, wait_seconds: float) -> None:
+        request = self._build(self._version, wait_seconds)
         self._sent += 1
         number = self._sent
         reply = await self._send(request)
         self.trouble = ""
-        self._requests = [words for words in self._requests if words not in requests]
         if number < self._newest_taken and reply.version < self._version:
             return  # overtaken by the answer to a later call
         self._newest_taken, self._version = number, reply.version

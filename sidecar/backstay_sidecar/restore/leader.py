@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 
 from backstay_protocol.clock import Clock
 from backstay_protocol.errors import BackstayError
@@ -61,8 +62,11 @@ class Leader:
         remote: RemoteStore | None,
         clock: Clock,
         emit: Emit,
+        sweep: Callable[[], int] | None = None,
     ) -> None:
-        """`own`: the member of this very sidecar, prepared."""
+        """`own`: the member of this very sidecar, prepared; `sweep` throws away old unfinished
+        uploads, and blocks.
+        """
         self._topology = topology
         self._own = own
         self._clock = clock
@@ -95,6 +99,8 @@ class Leader:
                 emit=emit,
                 learned=self._touch,
                 resting=lambda: bool(self._driver.waiting),
+                round_of=own.round_of,
+                sweep=sweep,
             )
 
     # --- life ---------------------------------------------------------------------------------
@@ -173,8 +179,6 @@ class Leader:
                 version=self._duties.word.version,
                 message=f"this pod of replica {request.replica} was replaced by a newer one",
             )
-        for words in request.requests:
-            self._heed(words)
         if request.uploaded and self._remote is not None:
             self._remote.poke()
         self._touch()
@@ -183,12 +187,6 @@ class Leader:
             min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS),
         )
         return self._duties.word
-
-    def _heed(self, words: str) -> None:
-        try:
-            self.request(words)
-        except ValueError as error:
-            self._emit("request_refused", message=str(error))
 
     def _touch(self) -> None:
         """What the word depends on has changed."""
@@ -259,8 +257,8 @@ class Leader:
         verb, _, name = words.partition(" ")
         if verb == "delete" and CheckpointId.parse(name) in self._duties.protected():
             raise ValueError(
-                f"{name} can't be deleted: it is pinned, the last durable checkpoint, or the base "
-                "of the attempt that runs"
+                f"{name} can't be deleted: it is pinned, the last durable checkpoint, the base of "
+                "the attempt that runs, or the only one that is complete"
             )
         self._duties.ask(words)
         if verb in ("pin", "unpin") and self._remote is not None:

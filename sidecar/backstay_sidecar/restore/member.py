@@ -149,6 +149,11 @@ class Member:
             return 0
         return promises.current_attempt(self._store.state)
 
+    def round_of(self, attempt: int) -> str:
+        """Name of the round that the attempt was promised to; empty: another one is promised."""
+        state = self._store.state
+        return state.round if state.promised == attempt else ""
+
     def ran(self, round_name: str) -> bool:
         """Whether that round, the newest promised here, got its go-ahead."""
         state = self._store.state

@@ -109,13 +109,21 @@ class HttpPeers:
         return await self.call(replica, URL_REPLICAS, request, ReplicaReply, 0.0)
 
     async def call(
-        self, replica: int, path: str, message: Any, reply: type[T], wait_seconds: float
+        self,
+        replica: int,
+        path: str,
+        message: Any,
+        reply: type[T],
+        wait_seconds: float,
+        *,
+        method: str = "POST",
     ) -> T:
-        """POST a message and read the reply. Raises Unreachable or Refused."""
+        """Send a message and read the reply. Raises Unreachable or Refused."""
         url = f"{self.url(replica)}{path}"
         timeout = httpx.Timeout(wait_seconds + ANSWER_SECONDS, connect=CONNECT_SECONDS)
         try:
-            answer = await self._client.post(
+            answer = await self._client.request(
+                method,
                 url,
                 content=codec.dumps(message),
                 headers={"Content-Type": "application/json"},
@@ -125,7 +133,7 @@ class HttpPeers:
             raise Unreachable(
                 f"replica {replica} at {url}: {type(error).__name__}: {error or 'no answer'}"
             ) from error
-        if answer.status_code != httpx.codes.OK:
+        if not answer.is_success:
             raise _refusal(replica, url, answer)
         try:
             return codec.loads(reply, answer.content)

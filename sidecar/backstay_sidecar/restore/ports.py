@@ -71,6 +71,10 @@ class MemberDoor(Protocol):
         """The attempt that its ranks train in; 0: none."""
         ...
 
+    def round_of(self, attempt: int) -> str:
+        """Name of the round that the attempt was promised to; empty: another one is promised."""
+        ...
+
     def ran(self, round_name: str) -> bool:
         """Whether that round, the newest promised, got its go-ahead."""
         ...

@@ -43,6 +43,10 @@ class RunOwnedElsewhere(BackstayError):
     """Another job that is alive keeps its checkpoints under the same run."""
 
 
+class ClaimTaken(BackstayError):
+    """Another world stands in the remote tier under this attempt's number."""
+
+
 class RemoteBook:
     """One per leader."""
 
@@ -183,7 +187,12 @@ class RemoteBook:
             manifest = read_manifest(data, key)
         except (CorruptData, VersionMismatch):
             return
-        if manifest.sealed:
+        named = (manifest.checkpoint, manifest.rank, "json")
+        if (
+            manifest.sealed
+            and manifest.run == self._run
+            and self._layout.parse_shard_key(key) == named
+        ):
             self._manifests[key] = manifest
 
     # --- marks ---------------------------------------------------------------------------------

@@ -28,13 +28,14 @@ from backstay_protocol.topology import Topology
 from backstay_sidecar.restore.deletion import delete
 from backstay_sidecar.restore.duties import Duties, RemoteKnown
 from backstay_sidecar.restore.ports import Emit
-from backstay_sidecar.restore.remote_book import BEAT_SECONDS, RemoteBook
+from backstay_sidecar.restore.remote_book import BEAT_SECONDS, ClaimTaken, RemoteBook
 from backstay_sidecar.restore.signals import Changes
 
 R = TypeVar("R")
 PASS_SECONDS = 2.0
 LISTING_SECONDS = 60.0
 LIFT_SECONDS = 3600.0
+SWEEP_SECONDS = 86_400.0
 CALL_SECONDS = 120.0
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0)
 SETTLE_SECONDS = 0.1
@@ -56,8 +57,13 @@ class RemoteDuties:
         emit: Emit,
         learned: Callable[[], None],
         resting: Callable[[], bool],
+        round_of: Callable[[int], str],
+        sweep: Callable[[], int] | None = None,
     ) -> None:
-        """`learned`: something changed in `duties.remote`. `resting`: a round is under way."""
+        """`learned`: something changed in `duties.remote`. `resting`: a round is under way.
+        `round_of`: the name of an attempt's round, empty if it is not known (any more). `sweep`
+        throws away old unfinished uploads; it blocks and says how many.
+        """
         assert topology.tiers.remote is not None
         self._retention = topology.tiers.remote.retention
         self._owner = topology.owner
@@ -67,6 +73,10 @@ class RemoteDuties:
         self._emit = emit
         self._learned = learned
         self._resting = resting
+        self._round_of = round_of
+        self._sweep = sweep
+        self._swept_at = float("-inf")
+        self._swept_for = 0
         self._changes = Changes()
         self._poked = False
         self._fails = 0
@@ -119,6 +129,7 @@ class RemoteDuties:
         await self._commit()
         await self._retire()
         await self._lift_intents(now)
+        await self._abort_stale_uploads(now)
 
     # --- knowing ------------------------------------------------------------------------------
 
@@ -126,7 +137,9 @@ class RemoteDuties:
         attempt = self._duties.attempt
         if self._listed_for == attempt and now - self._listed_at < LISTING_SECONDS:
             return
-        known = await self._call(lambda book: _look(book, attempt))
+        record = self._duties.record
+        assert record is not None
+        known = await self._call(lambda book: _look(book, record))
         self._know(known)
         self._listed_at, self._listed_for = now, attempt
         for checkpoint in known.keys:
@@ -154,27 +167,31 @@ class RemoteDuties:
     # --- claim and base -----------------------------------------------------------------------
 
     async def _claim_late(self) -> None:
-        """An attempt that began without the remote tier takes its place there now."""
+        """An attempt that began without the remote tier takes its place there now.
+
+        Raises ClaimTaken if another world has it: then nothing of this attempt goes there.
+        """
         record = self._duties.record
         assert record is not None
         attempt = record.attempt
-        if attempt not in self._duties.remote.claims:
-            await self._claims()
-            if rules.may_claim_late(self._standing(record)).allowed:
-                claim = Claim(
-                    attempt=attempt,
-                    round="late",
-                    owner=self._owner,
-                    created=self._clock.time(),
-                )
-                await self._call(lambda book: book.claim(claim))
-                self._emit("claimed_late", attempt=attempt)
-                await self._claims()
-        known = self._duties.remote
-        if attempt in known.claims and not known.base_recorded and not self._duties.superseded:
-            standing = await self._call(lambda book: book.write_base(replace(record, ran=False)))
-            same = (standing.base, standing.chain) == (record.base, record.chain)
-            self._know(replace(self._duties.remote, base_recorded=same))
+        name = self._round_of(attempt)
+        if self._duties.remote.base_recorded or not name:
+            return
+        await self._claims()
+        if self._duties.superseded:
+            return
+        claim = Claim(attempt=attempt, round=name, owner=self._owner, created=self._clock.time())
+        standing = await self._call(lambda book: book.claim(claim))
+        if standing is None:
+            self._emit("claimed_late", attempt=attempt)
+        elif (standing.round, standing.owner) != (name, self._owner):
+            raise _taken(standing, "claimed")
+        await self._claims()
+        if not self._duties.superseded:
+            base = await self._call(lambda book: book.write_base(replace(record, ran=False)))
+            if not _same_history(base, record):
+                raise _taken(claim, "given another base")
+            self._know(replace(self._duties.remote, base_recorded=True))
 
     # --- pins ---------------------------------------------------------------------------------
 
@@ -197,7 +214,10 @@ class RemoteDuties:
         record = self._duties.record
         assert record is not None
         whole = self._whole()
-        waiting = [c for c in whole if rules.may_commit(c, whole, self._standing(record)).allowed]
+        standing, unwanted = self._standing(record), self._duties.unwanted
+        waiting = [
+            c for c in whole if c not in unwanted and rules.may_commit(c, whole, standing).allowed
+        ]
         if not waiting:
             return
         await self._claims()
@@ -206,7 +226,12 @@ class RemoteDuties:
                 await self._mark(whole[checkpoint], record)
 
     def _whole(self) -> dict[CheckpointId, CompleteCheckpoint]:
-        """Complete in the remote tier, and not contradicted by a copy that a sidecar holds."""
+        """Complete in the remote tier, and not contradicted by a copy that a sidecar holds.
+
+        What nobody here has uploaded is judged by the sealed manifests in the bucket: one plan and
+        world, and each object as large as its manifest says. Its bytes are not read again: a
+        manifest is written after them, and whoever loads checks every chunk.
+        """
         census = self._duties.census
         remote = {(c.checkpoint, c.rank): c for c in self._duties.remote.copies}
         remote.update({(c.checkpoint, c.rank): c for c in census.uploaded()})
@@ -312,6 +337,21 @@ class RemoteDuties:
         self._know(replace(self._duties.remote, intents=known.intents - set(spent)))
         self._lifted_at = now
 
+    async def _abort_stale_uploads(self, now: float) -> None:
+        """About daily, and once for each attempt: who began them may never come back."""
+        attempt = self._duties.attempt
+        sweep = self._sweep
+        if sweep is None or (self._swept_for == attempt and now - self._swept_at < SWEEP_SECONDS):
+            return
+        self._swept_at, self._swept_for = now, attempt
+        try:
+            count = await self._call(lambda _: sweep())
+        except (BackstayError, OSError, TimeoutError) as error:
+            self._emit("sweep_failed", message=str(error) or type(error).__name__)
+            return
+        if count:
+            self._emit("uploads_aborted", count=count)
+
     # --- calls --------------------------------------------------------------------------------
 
     async def _call(self, work: Callable[[RemoteBook], R]) -> R:
@@ -332,13 +372,26 @@ class RemoteDuties:
         self._know(replace(self._duties.remote, trouble=""))
 
 
-def _look(book: RemoteBook, attempt: int) -> RemoteKnown:
+def _taken(claim: Claim, how: str) -> ClaimTaken:
+    return ClaimTaken(
+        f"attempt {claim.attempt} was {how} in the remote tier by another world (round "
+        f"{claim.round or 'unknown'} of {claim.owner or 'unknown'}): nothing of this attempt goes "
+        "there; the next one takes another number"
+    )
+
+
+def _same_history(one: AttemptRecord, other: AttemptRecord) -> bool:
+    return (one.base, one.chain) == (other.base, other.chain)
+
+
+def _look(book: RemoteBook, record: AttemptRecord) -> RemoteKnown:
     listing = book.listing()
+    bases = book.bases((record.attempt,)) if record.attempt in listing.bases else ()
     inventory = book.inventory(listing)
     return RemoteKnown(
         listed=True,
         claims=frozenset(listing.claims),
-        base_recorded=attempt in listing.bases,
+        base_recorded=any(_same_history(base, record) for base in bases),
         commits=book.commits(listing.commits),
         pins=frozenset(listing.pins),
         intents=frozenset(listing.intents),

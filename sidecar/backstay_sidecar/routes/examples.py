@@ -46,7 +46,7 @@ from backstay_protocol.messages import (
     VerdictReply,
     VerdictRequest,
 )
-from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
+from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE, URL_SHARD
 from backstay_protocol.records import AttemptRecord
 
 _GENERATION = 1_796_000_000
@@ -108,7 +108,7 @@ CAPTURE_REPLY = CaptureReply()
 RESTORE_REQUEST = RestoreRequest(
     rank=0, local_rank=0, world_size=3, nonce=_NONCE, pid=4711, last_step=1210, last_attempt=ATTEMPT
 )
-_SHARD = "/v1/checkpoints/000000000900-000179599990000001/shards/0"
+_SHARD = URL_SHARD.format(checkpoint=BASE, rank=0)
 RESTORE_REPLY = RestoreReply(
     status=LOAD,
     message="the newest checkpoint on the lineage with a source for every shard",

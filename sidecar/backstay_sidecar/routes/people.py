@@ -77,7 +77,10 @@ def router(agent: Agent) -> APIRouter:
 
     @routes.delete(URL_CHECKPOINT, **documented(examples.CHECKPOINT_STATUS, status_code=202))
     async def delete(checkpoint: Checkpoint) -> Response:
-        """Delete it in every tier. Refused for the base, the last durable one and pinned ones."""
+        """Delete it in every tier.
+
+        Refused for the base, the last durable one, pinned ones, and the only one that is complete.
+        """
         return await _asked(agent, "delete", checkpoint)
 
     @routes.get(URL_EVENTS, response_class=StreamingResponse, responses=ERRORS)
@@ -112,12 +115,9 @@ async def _status_of(agent: Agent, name: str) -> CheckpointStatus:
 
 
 async def _asked(agent: Agent, verb: str, name: str) -> Response:
-    """Pass a person's wish to the leader; 202: it is carried out from now on."""
+    """Pass a person's wish to the leader; 202: it has agreed and carries it out from now on."""
     status = await _status_of(agent, name)
-    try:
-        agent.request(f"{verb} {status.checkpoint}")
-    except ValueError as error:
-        raise ApiError(409, errors.CONFLICT, str(error)) from error
+    await agent.wish(verb, status.checkpoint)
     return reply(status, 202)
 
 

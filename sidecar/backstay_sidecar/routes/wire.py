@@ -45,7 +45,7 @@ def documented(example: Any, **more: Any) -> dict[str, Any]:
     content = {"application/json": {"example": codec.to_plain(example)}}
     return {
         "response_model": type(example),
-        "responses": {**ERRORS, 200: {"content": content}},
+        "responses": {**ERRORS, more.get("status_code", 200): {"content": content}},
         **more,
     }
 

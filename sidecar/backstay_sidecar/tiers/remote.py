@@ -72,7 +72,7 @@ class RemoteTier:
     ) -> None:
         """`settings`: how uploads travel; the reading side uses its retry policy too."""
         self._store = store
-        self._layout = layout
+        self.layout = layout
         self._settings = settings or UploadSettings()
         self._clock = clock
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class RemoteTier:
         verifier = _Verifier(shard)
         upload(
             self._store,
-            self._layout.shard(manifest.checkpoint, manifest.rank),
+            self.layout.shard(manifest.checkpoint, manifest.rank),
             manifest.size,
             manifest.chunk_size,
             verifier.fill,
@@ -119,7 +119,7 @@ class RemoteTier:
         return verifier.sealed()
 
     def _publish(self, sealed: Manifest) -> Manifest:
-        key = self._layout.manifest(sealed.checkpoint, sealed.rank)
+        key = self.layout.manifest(sealed.checkpoint, sealed.rank)
         if self._store.create(key, sealed.to_json()):
             return sealed
         return self._same_there(sealed) or sealed
@@ -139,7 +139,7 @@ class RemoteTier:
         return there
 
     def _refuse_if_doomed(self, checkpoint: CheckpointId) -> None:
-        if self._store.get(self._layout.deletion(checkpoint)) is not None:
+        if self._store.get(self.layout.deletion(checkpoint)) is not None:
             raise DeletionIntended(
                 f"{self._store.place}: checkpoint {checkpoint} is under a deletion intent, "
                 "so nothing of it is uploaded"
@@ -149,7 +149,7 @@ class RemoteTier:
 
     def find(self, checkpoint: CheckpointId, rank: int) -> Manifest | None:
         """The sealed manifest of a shard, or None. Raises StoreError, CorruptData."""
-        key = self._layout.manifest(checkpoint, rank)
+        key = self.layout.manifest(checkpoint, rank)
         data = self._store.get(key)
         if data is None:
             return None
@@ -172,11 +172,11 @@ class RemoteTier:
 
     def endpoint(self, checkpoint: CheckpointId, rank: int, seconds: int) -> Endpoint:
         """A presigned endpoint of the shard's bytes, valid for so long."""
-        return Endpoint(self._store.presign_get(self._layout.shard(checkpoint, rank), seconds))
+        return Endpoint(self._store.presign_get(self.layout.shard(checkpoint, rank), seconds))
 
     def manifest_endpoint(self, checkpoint: CheckpointId, rank: int, seconds: int) -> Endpoint:
         """A presigned endpoint of its manifest, valid for so long."""
-        return Endpoint(self._store.presign_get(self._layout.manifest(checkpoint, rank), seconds))
+        return Endpoint(self._store.presign_get(self.layout.manifest(checkpoint, rank), seconds))
 
     # --- list ----------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class RemoteTier:
 
         Raises StoreError. What was read of a manifest is remembered for as long as it is listed.
         """
-        listed = _Listed(self._layout, self._store.list(self._layout.checkpoints))
+        listed = _Listed(self.layout, self._store.list(self.layout.checkpoints))
         with ThreadPoolExecutor(READERS, "backstay-remote") as readers:
             found = dict(self._recall(listed))
             committed = readers.map(self._committed, listed.committed_and_unknown(found))
@@ -206,13 +206,13 @@ class RemoteTier:
             return {key: copy for key, copy in self._known.items() if key in listed.manifests}
 
     def _committed(self, checkpoint: CheckpointId) -> dict[str, ShardCopy]:
-        data = self._store.get(self._layout.commit(checkpoint))
+        data = self._store.get(self.layout.commit(checkpoint))
         try:
             record = codec.loads(CommitRecord, data or b"")
         except ProtocolError:
             return {}
         return {
-            self._layout.manifest(checkpoint, shard.rank): ShardCopy(
+            self.layout.manifest(checkpoint, shard.rank): ShardCopy(
                 checkpoint=checkpoint,
                 rank=shard.rank,
                 tier=REMOTE,
@@ -227,7 +227,7 @@ class RemoteTier:
         }
 
     def _read(self, key: str) -> ShardCopy | None:
-        parsed = self._layout.parse_shard_key(key)
+        parsed = self.layout.parse_shard_key(key)
         assert parsed is not None
         try:
             manifest = self.find(parsed[0], parsed[1])
@@ -239,8 +239,8 @@ class RemoteTier:
 
     def delete(self, checkpoint: CheckpointId, rank: int) -> None:
         """Manifest first, then the bytes, then what was begun. No error if it is not there."""
-        key = self._layout.shard(checkpoint, rank)
-        self._store.delete(self._layout.manifest(checkpoint, rank))
+        key = self.layout.shard(checkpoint, rank)
+        self._store.delete(self.layout.manifest(checkpoint, rank))
         self._store.delete(key)
         for upload_id in self._store.find_uploads(key):
             self._store.abort_upload(key, upload_id)
@@ -252,7 +252,7 @@ class RemoteTier:
         uploads by whole keys only, so this finds none there; MinIO cleans them up by itself.)
         """
         before = self._clock.time() - older_than_seconds
-        unfinished = self._store.unfinished_uploads(self._layout.checkpoints)
+        unfinished = self._store.unfinished_uploads(self.layout.checkpoints)
         stale = [found for found in unfinished if found.initiated < before]
         for found in stale:
             self._store.abort_upload(found.key, found.upload_id)

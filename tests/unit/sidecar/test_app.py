@@ -12,14 +12,21 @@ import pytest
 from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import AgentStatus, CaptureNotice, ErrorReply
+from backstay_protocol.messages import (
+    AgentStatus,
+    CaptureNotice,
+    CheckpointList,
+    ErrorBody,
+    ErrorReply,
+)
 from backstay_protocol.names import HEADER_PROTOCOL, PROTOCOL_VERSION, URL_CAPTURES, URL_STATUS
 from backstay_protocol.topology import LocalTier, Peer, PodIdentity, Tiers, Topology
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.app import Applications, applications
 from backstay_sidecar.auth import LimitBody, NeverRaise, RequireToken
-from backstay_sidecar.routes import examples
+from backstay_sidecar.routes import examples, health
 from backstay_sidecar.settings import Settings
+from fastapi.routing import APIRoute
 
 TOKEN = "0123456789abcdef0123"
 OLD_TOKEN = "fedcba98765432100000"
@@ -125,9 +132,16 @@ async def test_trainer_routes_are_not_on_the_api_port_nor_peer_routes_on_the_soc
         assert (await client(which).post(path, json={})).status_code == 404
 
 
-async def test_the_health_port_has_four_routes_and_no_token(client: Client) -> None:
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/redoc", "/docs/oauth2-redirect"])
+async def test_the_health_port_tells_nothing_of_its_interface(client: Client, path: str) -> None:
+    answer = await client("health", token=None).get(path)
+    assert answer.status_code == 404
+    assert "openapi" not in error_of(answer).error.hint
+
+
+async def test_the_health_port_has_four_routes_and_no_token(agent: Agent, client: Client) -> None:
     caller = client("health", token=None)
-    paths = {path for _, path in await routes_of(caller)}
+    paths = {route.path for route in health.router(agent).routes if isinstance(route, APIRoute)}
     assert paths == {"/healthz", "/readyz", "/prestop", "/metrics"}
     for path in ("/healthz", "/readyz", "/metrics"):
         assert (await caller.get(path)).status_code == 200
@@ -285,17 +299,20 @@ async def test_a_skipped_save_is_told_to_people(agent: Agent, client: Client) ->
     assert (event.kind, event.fields["message"]) == ("save_skipped", "no free slot")
 
 
-@pytest.mark.parametrize("which", ["api", "trainer", "health"])
+@pytest.mark.parametrize("which", ["api", "trainer"])
 async def test_openapi_documents_each_route_with_the_error_shape(
     client: Client, which: str
 ) -> None:
     document = (await client(which).get("/openapi.json")).json()
-    if which != "health":
-        assert "ErrorReply" in document["components"]["schemas"]
+    assert "ErrorReply" in document["components"]["schemas"]
     assert "HTTPValidationError" not in document.get("components", {}).get("schemas", {})
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert operation["description"], (method, path)
+            done = {s: answer for s, answer in operation["responses"].items() if s[0] == "2"}
+            for answer in done.values():
+                content = answer.get("content", {}).get("application/json")
+                assert not content or {"schema", "example"} <= set(content), (method, path)
 
 
 async def test_each_message_on_the_wire_has_an_example(client: Client) -> None:
@@ -317,3 +334,43 @@ async def test_each_message_on_the_wire_has_an_example(client: Client) -> None:
 )
 def test_each_example_survives_the_codec(example: Any) -> None:
     assert codec.loads(type(example), codec.dumps(example)) == example
+
+
+def test_the_url_in_an_example_names_its_own_checkpoint() -> None:
+    decision = examples.RESTORE_REPLY.decision
+    assert decision is not None
+    (source,) = decision.shards[0].sources
+    assert f"/{decision.base}/" in source.url
+    assert f"/{decision.base}/" in source.manifest_url
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/pin"),
+        ("DELETE", "/pin"),
+        ("POST", "/persist"),
+        ("DELETE", ""),
+    ],
+)
+async def test_what_the_leader_refuses_is_refused_at_any_sidecar(
+    agent: Agent, client: Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, request.url.path))
+        error = ErrorBody(code="Conflict", message="it is pinned", hint="unpin it")
+        return httpx.Response(409, content=codec.dumps(ErrorReply(error=error)))
+
+    async def listed() -> CheckpointList:
+        return examples.CHECKPOINT_LIST
+
+    leader = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(agent.peers, "_client", leader)
+    monkeypatch.setattr(agent, "checkpoints", listed)
+    url = f"/v1/checkpoints/{examples.CHECKPOINT}{path}"
+    response = await client().request(method, url)
+    assert (response.status_code, error_of(response).error.message) == (409, "it is pinned")
+    assert asked == [(method, url)]
+    await leader.aclose()

@@ -494,7 +494,7 @@ def test_only_a_disk_that_says_it_is_full_lets_a_durable_one_make_room() -> None
 def test_a_policy_without_an_interval_is_refused_with_what_to_write() -> None:
     job = Job()
     job.word(seconds=1.0, steps=5)
-    with pytest.raises(ValueError, match="every_steps is 0; .* 1 or more"):
+    with pytest.raises(ValueError, match=r"every_steps is 0; .* 1 or more"):
         job.duties.set_policy(Policy(), job.duties.look(job.now, job.now))
     assert job.word().orders.every_steps == 10
 

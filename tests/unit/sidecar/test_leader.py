@@ -243,12 +243,28 @@ async def test_nothing_to_find_is_said_so(solo: Solo) -> None:
         solo.leader.find("latest")
 
 
-async def test_words_of_people_travel_with_progress_and_nonsense_is_only_noted(solo: Solo) -> None:
+async def test_what_people_pin_is_in_the_word(solo: Solo) -> None:
     attempt = await solo.begin()
     pinned = CheckpointId(10, attempt)
-    word = await solo.told(5, requests=(f"pin {pinned}", "sing"))
-    assert word.pinned == (pinned,)
-    assert "request_refused" in solo.events.kinds()
+    solo.leader.request(f"pin {pinned}")
+    assert (await solo.told(5)).pinned == (pinned,)
+
+
+async def test_a_delete_outlives_the_leader_in_what_sidecars_remember(solo: Solo) -> None:
+    attempt = await solo.begin()
+    gone = CheckpointId(10, attempt)
+    solo.leader.request(f"delete {gone}")
+    assert (await solo.told(5)).unwanted == (gone,)
+    await solo.restart()
+    assert (await solo.told(6, unwanted=(gone,))).unwanted == (gone,)
+
+
+async def test_the_only_complete_checkpoint_is_not_deleted_for_people(solo: Solo) -> None:
+    attempt = await solo.begin()
+    only = CheckpointId(10, attempt)
+    await solo.told(10, published={0: (only,)})
+    with pytest.raises(ValueError, match="the only one that is complete"):
+        solo.leader.request(f"delete {only}")
 
 
 async def test_a_protected_checkpoint_is_not_deleted_for_people(solo: Solo) -> None:

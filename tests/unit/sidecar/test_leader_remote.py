@@ -17,7 +17,7 @@ from backstay_protocol.messages import Inventory, ProgressRequest
 from backstay_protocol.records import AttemptRecord, Claim, CommitRecord, Intent
 from backstay_protocol.topology import RemoteTier, Retention
 from backstay_sidecar.restore.duties import Duties
-from backstay_sidecar.restore.remote_book import RemoteBook, RunOwnedElsewhere
+from backstay_sidecar.restore.remote_book import ClaimTaken, RemoteBook, RunOwnedElsewhere
 from backstay_sidecar.restore.remote_duties import RemoteDuties
 from support.restore_fakes import Events, FakeClock, FakeStore, copy, remote_tier, topology
 
@@ -60,6 +60,8 @@ class Remote:
                 retention=Retention(keep_last=keep_last),
             ),
         )
+        self.sweeps = 0
+        self.sweep_error: Exception | None = None
         self.store = FakeStore()
         self.clock = FakeClock()
         self.events = Events()
@@ -74,10 +76,20 @@ class Remote:
             emit=self.events,
             learned=lambda: None,
             resting=lambda: False,
+            round_of=lambda _: "r",
+            sweep=self.sweep,
         )
 
-    def claim(self, attempt: int = A, base: bool = True) -> None:
-        claim = Claim(attempt=attempt, round="r", owner="local/uid", created=1.0)
+    def sweep(self) -> int:
+        self.sweeps += 1
+        if self.sweep_error is not None:
+            raise self.sweep_error
+        return 3
+
+    def claim(
+        self, attempt: int = A, base: bool = True, round_name: str = "r", owner: str = "local/uid"
+    ) -> None:
+        claim = Claim(attempt=attempt, round=round_name, owner=owner, created=1.0)
         self.store.objects[LAYOUT.claim(attempt)] = codec.dumps(claim)
         if base:
             self.store.objects[LAYOUT.base(attempt)] = codec.dumps(replace(RECORD, ran=False))
@@ -194,6 +206,102 @@ async def test_an_attempt_that_began_while_the_store_was_away_claims_late(remote
     base = codec.loads(AttemptRecord, remote.store.objects[LAYOUT.base(A)])
     assert (base.base, base.ran) == (BASE, False)
     assert remote.duties.remote.base_recorded
+
+
+async def test_a_late_claim_carries_the_name_of_its_own_round(remote: Remote) -> None:
+    await remote.passes()
+    claim = codec.loads(Claim, remote.store.objects[LAYOUT.claim(A)])
+    assert (claim.round, claim.owner) == ("r", "local/uid")
+    assert remote.events.kinds().count("claimed_late") == 1
+
+
+async def test_a_claim_whose_answer_was_lost_is_known_again(remote: Remote) -> None:
+    remote.claim(base=False)
+    await remote.passes()
+    assert remote.duties.remote.base_recorded
+    assert "claimed_late" not in remote.events.kinds()
+
+
+@pytest.mark.parametrize("other", [{"round_name": "another"}, {"owner": "local/other"}])
+async def test_under_a_number_that_another_world_claimed_nothing_goes_to_the_store(
+    remote: Remote, other: dict[str, str]
+) -> None:
+    remote.claim(base=False, **other)
+    remote.uploaded(step(10))
+    with pytest.raises(ClaimTaken, match=f"attempt {A} was claimed .* by another world"):
+        await remote.passes()
+    assert LAYOUT.base(A) not in remote.store.objects
+    assert not remote.committed(step(10))
+
+
+async def test_a_base_of_another_world_under_our_number_is_not_ours(remote: Remote) -> None:
+    remote.claim(base=False, round_name="another")
+    theirs = replace(RECORD, base=None, chain=(), ran=False)
+    remote.store.objects[LAYOUT.base(A)] = codec.dumps(theirs)
+    remote.uploaded(step(10))
+    with pytest.raises(ClaimTaken):
+        await remote.passes()
+    assert not remote.duties.remote.base_recorded
+    assert not remote.committed(step(10))
+
+
+async def test_old_unfinished_uploads_are_thrown_away_once_an_attempt_and_daily(
+    remote: Remote,
+) -> None:
+    remote.claim()
+    await remote.passes(3)
+    assert remote.sweeps == 1
+    assert ("uploads_aborted", {"count": 3}) in remote.events.all
+    remote.clock.now += DAY
+    await remote.passes(2)
+    assert remote.sweeps == 2
+
+
+async def test_a_sweep_that_fails_is_told_and_holds_up_nothing(remote: Remote) -> None:
+    remote.claim()
+    remote.sweep_error = Unreachable("the store is slow")
+    await remote.passes()
+    assert ("sweep_failed", {"message": "the store is slow"}) in remote.events.all
+    remote.uploaded(step(10))
+    await remote.passes()
+    assert remote.committed(step(10))
+
+
+async def test_what_people_deleted_is_not_made_durable_on_its_way(remote: Remote) -> None:
+    remote.claim()
+    await remote.passes()
+    remote.uploaded(step(10))
+    remote.duties.ask(f"delete {step(10)}")
+    await remote.passes(2)
+    assert not remote.committed(step(10))
+    assert not remote.has(step(10))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"step": 77}, id="another step"),
+        pytest.param({"rank": 0}, id="another rank"),
+        pytest.param({"run": "default/other"}, id="another run"),
+        pytest.param({"size": 99}, id="another size than the object"),
+        pytest.param({"plan": "other plan"}, id="another plan"),
+        pytest.param({"world_size": 3}, id="another world"),
+        pytest.param({"digests": None, "fingerprint": ""}, id="not sealed"),
+    ],
+)
+async def test_only_what_sealed_manifests_in_the_bucket_agree_on_is_adopted(
+    remote: Remote, wrong: dict[str, Any]
+) -> None:
+    remote.claim()
+    remote.put(BASE)
+    key = LAYOUT.manifest(BASE, 1)
+    remote.store.objects[key] = replace(manifest(BASE, 1), **wrong).to_json()
+    await remote.passes()
+    assert not remote.committed(BASE)
+    remote.store.objects[key] = manifest(BASE, 1).to_json()
+    remote.book._manifests.clear()
+    await remote.passes()
+    assert remote.committed(BASE)
 
 
 async def test_it_never_claims_beside_a_greater_claim(remote: Remote) -> None:

@@ -42,10 +42,8 @@ class FakeLeader:
         return ProgressReply(attempt=1, version=self.version)
 
 
-def build(seen: int, wait: float, requests: tuple[str, ...]) -> ProgressRequest:
-    return ProgressRequest(
-        replica=0, generation=0, attempt=1, seen_version=seen, wait_seconds=wait, requests=requests
-    )
+def build(seen: int, wait: float) -> ProgressRequest:
+    return ProgressRequest(replica=0, generation=0, attempt=1, seen_version=seen, wait_seconds=wait)
 
 
 async def until(condition: Any) -> None:
@@ -58,28 +56,21 @@ async def test_a_change_is_told_at_once_beside_the_long_poll() -> None:
     leader, taken = FakeLeader(), []
     progress = Progress(send=leader.progress, build=build, take=taken.append, clock=SYSTEM_CLOCK)
     progress.start()
-    progress.request("save")
-    await until(lambda: any(r.requests == ("save",) for r in leader.requests))
-    sent = [r for r in leader.requests if r.requests]
-    assert [r.wait_seconds for r in sent] == [0.0]
+    progress.changed()
+    await until(lambda: sum(not r.wait_seconds for r in leader.requests) == 1)
     progress.changed()
     await until(lambda: sum(not r.wait_seconds for r in leader.requests) == 2)
-    assert sum(bool(r.requests) for r in leader.requests) == 1, "a wish is sent once"
     assert taken
     await progress.close()
 
 
-async def test_a_wish_is_kept_until_the_leader_has_heard_it() -> None:
+async def test_a_leader_that_does_not_answer_is_asked_again() -> None:
     leader = FakeLeader()
     leader.failing = True
     progress = Progress(send=leader.progress, build=build, take=lambda _: None, clock=SYSTEM_CLOCK)
     progress.start()
-    progress.request("pin 5-1")
-    await until(lambda: any(r.requests for r in leader.requests))
     await until(lambda: progress.trouble)
     leader.failing = False
-    leader.requests.clear()
-    await until(lambda: any(r.requests == ("pin 5-1",) for r in leader.requests))
     await until(lambda: not progress.trouble)
     await progress.close()
 
