@@ -65,7 +65,7 @@ class Account:
         for rank, sources in sorted(incident.bytes_by_rank.items()):
             self.line(f"    rank {rank} read {human_sources(sources)}", "dim")
         self.line(
-            f"  ✓ going on from step {incident.base_step}, {incident.lost_steps} steps lost: "
+            f"  ✓ going on from step {incident.base_step}, steps lost: {incident.lost_steps}, "
             f"noticed after {incident.detect_seconds:.1f} s, next step done after "
             f"{incident.resume_seconds:.1f} s",
             "green",
@@ -125,7 +125,7 @@ def _sentence(event: Event) -> tuple[str, str]:
         return f"{event['replicas']} replicas start; state in {event['state_dir']}", "dim"
     if kind == "store_started":
         return f"an S3 server listens at {event['endpoint']}", "dim"
-    if kind == "container_exited" and event["exit_code"]:
+    if kind == "container_exited" and event["exit_code"] and "pod" not in event["next"]:
         words = f"{event['container']} of replica {event['replica']} ended ({event['reason']})"
         return f"    {words}; {event['next']}", "dim"
     if kind == "pod_lost":

@@ -190,7 +190,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not _make_empty(folder):
         print(f"demo: {folder} holds other files; give another --out", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell had them ignored
+        signal.signal(number, signal.default_int_handler)
     account = Account(sys.stdout, time.time())
     try:
         story = Demo(folder, account).run()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +20,14 @@ SILENT_SECONDS = 300.0
 STOP_SECONDS = 30.0
 COMMAND_SECONDS = 120.0
 PULL_TRIES = 3
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 EXIT_UNREACHABLE = 5  # of the command, see `backstay --help`
+
+
+def _end_with_the_demo() -> None:
+    """In the child: have Linux send SIGTERM when the demo is gone, even by kill -9."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class DemoFailed(Exception):
@@ -47,6 +56,7 @@ class Backstay:
                 stderr=stderr,
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches the demo, which stops the run in order
+                preexec_fn=_end_with_the_demo,
             )
         return LocalRun(process, errors)
 

@@ -16,13 +16,13 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-import backstay
 import numpy
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+import backstay
 from examples.char_gpt.data import ResumableSampler, Text
 from examples.char_gpt.losses import ENV_LOSSES, LossLog
 from examples.char_gpt.model import GPT, GPTConfig
