@@ -151,10 +151,19 @@ def _status(checkpoint: CheckpointId, copies: list[ShardCopy], duties: Duties) -
     published = sum(checkpoint in there for there in duties.census.published().values())
     present = {tier: len({c.rank for c in found}) for tier, found in by_tier.items()}
     present[MEMORY] = max(present.get(MEMORY, 0), published)
-    commit = duties.remote.commits.get(checkpoint)
+    going = checkpoint in duties.remote.intents
+    commit = None if going else duties.remote.commits.get(checkpoint)
     whole = {tier for tier, found in by_tier.items() if checkpoint in complete(found)}
     if checkpoint in duties.word.complete.get(MEMORY, ()):
         whole.add(MEMORY)
+    sizes = {c.rank: c.size for c in copies}
+    if commit is not None:  # its record stands for its shards, whoever uploaded them
+        whole.add(REMOTE)
+        sizes.update({shard.rank: shard.size for shard in commit.shards})
+        present[REMOTE] = commit.world_size
+    if going:
+        whole.discard(REMOTE)
+        present.pop(REMOTE, None)
     lineage = duties.lineage
     return CheckpointStatus(
         checkpoint=checkpoint,
@@ -164,7 +173,7 @@ def _status(checkpoint: CheckpointId, copies: list[ShardCopy], duties: Duties) -
         durable=commit is not None,
         pinned=checkpoint in duties.pinned(),
         on_lineage=lineage is not None and lineage.contains(checkpoint),
-        size=sum({c.rank: c.size for c in copies}.values()),
+        size=sum(sizes.values()),
         created=commit.created if commit else 0.0,
     )
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from backstay_protocol.control import State
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import (
@@ -27,6 +28,7 @@ from backstay_protocol.topology import (
     Topology,
 )
 from backstay_sidecar.restore.duties import Duties, RemoteKnown
+from backstay_sidecar.restore.views import checkpoint_list
 from support.restore_fakes import copy, remote_tier, topology
 
 A = 7_000_002
@@ -567,3 +569,19 @@ def test_the_only_complete_checkpoint_is_not_deleted() -> None:
     job.put(30, "local")
     job.word()
     assert only not in job.duties.protected()
+
+
+def test_a_committed_checkpoint_is_shown_in_the_remote_tier_until_it_is_to_be_deleted() -> None:
+    job = Job(with_remote())
+    durable = CheckpointId(10, A)
+    job.duties.remote = RemoteKnown(commits={durable: commit_of(durable)})
+    job.word()
+    (shown,) = checkpoint_list(job.topology, job.duties).checkpoints
+    assert (shown.complete_in, shown.present_in, shown.durable) == (
+        ("remote",),
+        {"remote": 2},
+        True,
+    )
+    job.duties.remote = replace(job.duties.remote, intents=frozenset({durable}))
+    (shown,) = checkpoint_list(job.topology, job.duties).checkpoints
+    assert (shown.complete_in, shown.present_in, shown.durable) == ((), {}, False)
