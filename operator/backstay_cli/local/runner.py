@@ -16,21 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from backstay_operator.api import TrainingJob
-from backstay_operator.api.names import SIDECAR, TRAINER
-from backstay_operator.decide import (
-    CreatePod,
-    DeletePod,
-    JobRecord,
-    Observed,
-    Outcome,
-    Plan,
-    conditions,
-    decide,
-)
-from backstay_operator.settings import RestartSettings
-from backstay_protocol.clock import Clock
-
 from backstay_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, CommandError
 from backstay_cli.local import machine, tree
 from backstay_cli.local.census import Census, TrainerRoot, last_words
@@ -66,6 +51,21 @@ from backstay_cli.local.state import (
 from backstay_cli.local.store import EmbeddedStore
 from backstay_cli.local.watch import LeaderWatch
 from backstay_cli.local.wire import Wires
+from backstay_operator.api import TrainingJob
+from backstay_operator.api.names import SIDECAR, TRAINER
+from backstay_operator.decide import (
+    CreatePod,
+    DeletePod,
+    JobRecord,
+    Observed,
+    Outcome,
+    Plan,
+    conditions,
+    decide,
+    note_choice,
+)
+from backstay_operator.settings import RestartSettings
+from backstay_protocol.clock import Clock
 
 _BUSY_SECONDS = 0.2  # between looks while something is being mended
 _CALM_SECONDS = 0.5
@@ -197,17 +197,23 @@ class LocalRunner:
     def _open_status(self, manifest: Path) -> LocalStatus:
         """The status of an earlier run, carried on, or a new one. Persisted by the first plan."""
         old, job = self._state.read(), self._job
-        now = int(self._clock.time())
+        now, choice = int(self._clock.time()), job.spec.restore.choice
         digest = hashlib.sha256(
             json.dumps([job.run, repr(job.spec)], sort_keys=True).encode()
         ).hexdigest()
         if old is not None and old.spec_digest == digest and not old.record.outcome:
             self._resumed = True
-            return old
+            return replace(old, record=note_choice(old.record, choice, now))
         uid = old.uid if old is not None else new_uid()
         generation = now if old is None else max(now, old.record.generation + 1)
         self._resumed = old is not None
         remote = job.spec.checkpoint.remote
+        record = JobRecord(
+            first_generation=generation,
+            generation=generation,
+            choice=old.record.choice if old is not None else "",
+            choice_number=old.record.choice_number if old is not None else 0,
+        )
         return LocalStatus(
             uid=uid,
             job=job.name,
@@ -218,7 +224,7 @@ class LocalRunner:
             manifest=str(manifest.absolute()),
             spec_digest=digest,
             hosts=machine.hosts_of(uid, job.spec.replicas),
-            record=JobRecord(first_generation=generation, generation=generation),
+            record=note_choice(record, choice, now),
             nodes=old.nodes if old is not None else (),
             next_node=old.next_node if old is not None else 0,
             bucket=remote.bucket if remote else "",

@@ -6,7 +6,13 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
+from backstay_cli.credentials import credentials
+from backstay_cli.local.kubelet import PodPlan
+from backstay_cli.local.machine import Nodes, free_ports
+from backstay_cli.local.podspec import Folders, container_specs
+from backstay_cli.local.state import LocalStatus, StateFolder
 from backstay_operator.api import TrainingJob
+from backstay_operator.decide import chosen
 from backstay_operator.manifests import Addresses, Wiring, build_pod, build_topology
 from backstay_operator.manifests.pods import CONFIG_VOLUME, LOCAL_VOLUME, MEMORY_VOLUME
 from backstay_operator.manifests.wiring import POD_FILE, TOPOLOGY_FILE, pod_name
@@ -16,12 +22,6 @@ from backstay_protocol.errors import ProtocolError
 from backstay_protocol.files import write_atomically
 from backstay_protocol.names import PORT_API
 from backstay_protocol.topology import PodIdentity, read_pod
-
-from backstay_cli.credentials import credentials
-from backstay_cli.local.kubelet import PodPlan
-from backstay_cli.local.machine import Nodes, free_ports
-from backstay_cli.local.podspec import Folders, container_specs
-from backstay_cli.local.state import LocalStatus, StateFolder
 
 _SECRET = "backstay"
 _PRESTOP_MARGIN_SECONDS = 20  # a sidecar answers the hook so long before the pod's grace is over
@@ -53,6 +53,7 @@ class Wires:
             uid=status.uid,
             addresses=addresses,
             first_generation=status.record.first_generation,
+            restore=chosen(job.spec.restore, status.record),
             remote_endpoint=store_endpoint,
             token_secret=_SECRET,
             sidecar=SidecarSettings(

@@ -4,6 +4,7 @@ The control loop and the local runner observe, call this, persist the plan's rec
 plan out. No processes, no cluster, no clock in here.
 """
 
+from backstay_operator.decide.choice import chosen, note_choice
 from backstay_operator.decide.conditions import Condition, conditions
 from backstay_operator.decide.containers import Restart, StaysEnded, after_end
 from backstay_operator.decide.observed import (
@@ -34,6 +35,8 @@ __all__ = [
     "Restart",
     "StaysEnded",
     "after_end",
+    "chosen",
     "conditions",
     "decide",
+    "note_choice",
 ]

@@ -77,6 +77,10 @@ class JobRecord:
     """The greatest that was handed out."""
     pods: dict[int, PodRecord] = field(default_factory=dict)
     """Replica -> its current pod."""
+    choice: str = ""
+    """The choice by hand that the spec named last; empty: none."""
+    choice_number: int = 0
+    """Grows with each change to another one (see choice.py)."""
     outcome: str = ""
     """Succeeded or Failed, once the job is over."""
     outcome_reason: str = ""

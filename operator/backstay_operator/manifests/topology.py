@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from backstay_operator.api.job import NONE, STATIC, CheckpointSpec, TrainingJob
+from backstay_operator.errors import Unbuildable
+from backstay_operator.manifests.wiring import Wiring
 from backstay_protocol.names import PORT_API
 from backstay_protocol.topology import (
     LocalTier,
@@ -15,10 +18,6 @@ from backstay_protocol.topology import (
     Tiers,
     Topology,
 )
-
-from backstay_operator.api.job import NONE, STATIC, CheckpointSpec, TrainingJob
-from backstay_operator.errors import Unbuildable
-from backstay_operator.manifests.wiring import Wiring
 
 
 def build_topology(job: TrainingJob, wiring: Wiring) -> Topology:
@@ -37,7 +36,7 @@ def build_topology(job: TrainingJob, wiring: Wiring) -> Topology:
             for i in range(spec.replicas)
         ),
         tiers=_tiers(spec.checkpoint, wiring),
-        restore=spec.restore,
+        restore=wiring.restore or spec.restore,
         hang_seconds=spec.hang_seconds,
         leave_together=spec.launcher in (STATIC, NONE),
         first_generation=wiring.first_generation,

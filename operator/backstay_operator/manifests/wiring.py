@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backstay_operator.settings import SidecarSettings
+from backstay_protocol.topology import RestoreOptions
 
 POD_INDEX_DIGITS = 5
 RENDEZVOUS_PORT = 29400
@@ -55,6 +56,8 @@ class Wiring:
     cluster: str = "local"
     addresses: Addresses
     first_generation: int
+    restore: RestoreOptions | None = None
+    """With the token of the choice by hand (decide.chosen); None: as in the spec."""
     remote_endpoint: str = ""
     """Of the embedded store, while it runs; else the spec's endpoint counts."""
     local_root: str = LOCAL_MOUNT

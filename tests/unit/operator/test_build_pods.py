@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from backstay_operator.api import TrainingJob
 from backstay_operator.api.job import EPHEMERAL, PVC, RemoteSpec
 from backstay_operator.errors import Unbuildable
@@ -47,6 +48,16 @@ def env_of(container: dict[str, Any]) -> dict[str, str]:
 
 def trainer_of(pod: dict[str, Any]) -> dict[str, Any]:
     return next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "together"), [("torchrun", False), ("static", True), ("none", True)]
+)
+def test_a_hang_ends_all_replicas_where_the_launcher_restarts_no_world(
+    job: TrainingJob, wiring: Wiring, launcher: str, together: bool
+) -> None:
+    other = replace(job, spec=replace(job.spec, launcher=launcher))
+    assert build_topology(other, wiring).leave_together is together
 
 
 def test_a_pods_name_and_labels_carry_replica_and_generation(pod: dict[str, Any]) -> None:
