@@ -310,12 +310,15 @@ class CaptureEngine:
     # --- between saves -------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return when no copy is under way, before a hand-written update. False: timed out."""
+        """Return when no copy is under way, before a hand-written update. None: no bound.
+
+        False: timed out, and the copy goes on.
+        """
         job = self._job
         if self._gone or job is None:
             return True
         begun = self._clock.monotonic()
-        settled = self._settle(self._bounds.copy_seconds if timeout is None else timeout)
+        settled = self._settle(timeout, give_up=False)
         self._stalled(job.result, self._clock.monotonic() - begun)
         return settled
 
@@ -334,18 +337,23 @@ class CaptureEngine:
         self._hold_back(job, self._bounds.copy_seconds)
         self._stalled(job.result, self._clock.monotonic() - begun)
 
-    def _hold_back(self, job: Job, timeout: float) -> None:
+    def _hold_back(self, job: Job, timeout: float | None, *, give_up: bool = True) -> None:
         """Wait for the copy; if that takes too long give the save up rather than training."""
-        if not job.transfer.hold_back_training(timeout):
+        copied = job.transfer.hold_back_training(timeout)
+        if give_up and not copied:
             job.abandoned = True
-        job.judge()
+        if copied or job.abandoned:
+            job.judge()
 
-    def _settle(self, timeout: float) -> bool:
-        """See the save under way to its end, bounded."""
+    def _settle(self, timeout: float | None, *, give_up: bool = True) -> bool:
+        """See the save under way to its end, within `timeout` in all."""
         job = self._job
         if job is None:
             return True
-        self._hold_back(job, timeout)
+        begun = self._clock.monotonic()
+        self._hold_back(job, timeout, give_up=give_up)
+        if timeout is not None:
+            timeout = max(0.0, timeout - (self._clock.monotonic() - begun))
         if not job.result.done.wait(timeout):
             return False
         self._job = None

@@ -18,6 +18,7 @@ from backstay.attachment import Attachment
 from backstay.capture import SaveResult
 from backstay.errors import MisuseError
 from backstay.load import Loader, LoadSettings
+from backstay.metadata import plain_json
 from backstay.restore import Joined, RestorePoint, Round
 from backstay.running import CaptureOptions, Running, not_saved
 from backstay.saved_objects import OnWorldChange
@@ -70,8 +71,10 @@ class Checkpointer:
         data position) when the number of ranks changed: "error", or "reset" to leave them as they
         are. An entry with a method `merge_state_dicts(list)` is asked instead: it gets the
         state_dict() of every saved rank and returns what load_state_dict() shall get on this one.
-        `metadata`: plain JSON that goes with every checkpoint.
+        `metadata`: plain JSON that goes with every checkpoint, as it is now.
         `exit_timeout_seconds`: how long the end of the block waits for the last save.
+
+        Raises MisuseError (an option), UnsupportedValue (`metadata` is not plain JSON).
         """
         if on_world_change not in ("error", "reset"):
             raise MisuseError(
@@ -86,7 +89,7 @@ class Checkpointer:
             gradients=gradients,
             overlap=overlap,
             replicated=tuple(replicated),
-            metadata=dict(metadata or {}),
+            metadata=plain_json(metadata),
         )
         self._on_world_change: OnWorldChange = on_world_change
         self._exit_timeout_seconds = exit_timeout_seconds
@@ -153,7 +156,8 @@ class Checkpointer:
         """Report that `step` optimizer steps are done in all; save if one is due.
 
         Call it once after each optimizer step, on every rank. It takes microseconds when nothing is
-        due. `metadata`: plain JSON that goes with the checkpoint, if this step becomes one.
+        due. `metadata`: plain JSON that goes with the checkpoint, if this step becomes one; what is
+        not JSON is left out, with one warning.
         """
         if self._begun is not None:
             self._begun.step(operator.index(step), metadata)
@@ -179,6 +183,7 @@ class Checkpointer:
         """Wait for the last save. Returns whether it got there in time (seconds; None: no bound).
 
         Without `tier`: until no copy is under way, as a hand-written update of parameters needs it.
+        A copy that is not waited for to its end goes on.
         With one (`memory`, `local`, `neighbor`, `remote`): until the checkpoint is complete there,
         on all ranks. Raises MisuseError for a tier that is not configured.
         """
@@ -207,7 +212,7 @@ class Checkpointer:
 
     def _check(self, settings: Settings) -> None:
         """What can't be saved is to be known now, and not at the first save."""
-        objects.encode({**self._walk(settings).objects(), "metadata": self._options.metadata})
+        objects.encode(self._walk(settings).objects())
 
     def _restore_with(self, settings: Settings, attachment: Attachment) -> tuple[Joined, list[str]]:
         reach = Reach(memory=attachment.memory, threads=_load_threads(settings))

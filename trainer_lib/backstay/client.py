@@ -67,14 +67,17 @@ class SidecarClient:
         except (Unreachable, Refused, ProtocolError):
             return False
 
-    def status(self) -> AgentStatus:
+    def status(self, timeout_seconds: float = SHORT_SECONDS) -> AgentStatus:
         """How the sidecar and its tiers do."""
-        return self.get(URL_STATUS, AgentStatus)
+        return self.get(URL_STATUS, AgentStatus, timeout_seconds)
 
-    def checkpoint(self, checkpoint: CheckpointId) -> CheckpointStatus | None:
+    def checkpoint(
+        self, checkpoint: CheckpointId, timeout_seconds: float = SHORT_SECONDS
+    ) -> CheckpointStatus | None:
         """Where one checkpoint is complete; None if the sidecar does not know it (yet)."""
+        url = URL_CHECKPOINT.format(checkpoint=checkpoint)
         try:
-            return self.get(URL_CHECKPOINT.format(checkpoint=checkpoint), CheckpointStatus)
+            return self.get(url, CheckpointStatus, timeout_seconds)
         except Refused as error:
             if error.status == 404:
                 return None

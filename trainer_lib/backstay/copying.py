@@ -105,7 +105,7 @@ class Transfer:
                 if number == 0 and after_first_group is not None:
                     after_first_group()
 
-    def hold_back_training(self, timeout: float) -> bool:
+    def hold_back_training(self, timeout: float | None) -> bool:
         """In the training thread, before late tensors change. False: it took too long.
 
         The host waits until the copies are made (CPU) or launched (CUDA), the device for the rest.

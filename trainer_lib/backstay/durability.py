@@ -16,13 +16,14 @@ from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import JobView
 from backstay_protocol.names import REMOTE, URL_JOB
 
-from backstay.client import SidecarClient
+from backstay.client import SHORT_SECONDS, SidecarClient
 from backstay.restore import Messages
 from backstay.schedule import Words
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 OTHERS_PAUSE_SECONDS = 0.5
+LEAST_ANSWER_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ def wait_for_tier(
     while True:
         if tier == REMOTE and words[Word.DURABLE_STEP] >= checkpoint.step > 0:
             return Reached(True)
+        left = deadline - clock.monotonic()
+        answer_seconds = min(max(left / 2, LEAST_ANSWER_SECONDS), SHORT_SECONDS)
         try:
-            if _is_in(client, checkpoint, tier):
+            if _is_in(client, checkpoint, tier, answer_seconds):
                 return Reached(True)
-            why = _what_holds_it_up(client, tier)
+            why = _what_holds_it_up(client, tier, answer_seconds)
         except BackstayError as error:
             why = f"the sidecar does not answer: {error}"
         if clock.monotonic() + pause > deadline:
@@ -82,15 +85,15 @@ def wait_for_others(
         clock.sleep(OTHERS_PAUSE_SECONDS)
 
 
-def _is_in(client: SidecarClient, checkpoint: CheckpointId, tier: str) -> bool:
-    status = client.checkpoint(checkpoint)
+def _is_in(client: SidecarClient, checkpoint: CheckpointId, tier: str, seconds: float) -> bool:
+    status = client.checkpoint(checkpoint, seconds)
     if status is None:
         return False
     return status.durable if tier == REMOTE else tier in status.complete_in
 
 
-def _what_holds_it_up(client: SidecarClient, tier: str) -> str:
-    state = next((s for s in client.status().tiers if s.tier == tier), None)
+def _what_holds_it_up(client: SidecarClient, tier: str, seconds: float) -> str:
+    state = next((s for s in client.status(seconds).tiers if s.tier == tier), None)
     if state is None:
         return f"the sidecar says nothing of a {tier} tier"
     if not state.ok:

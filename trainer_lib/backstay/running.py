@@ -1,7 +1,7 @@
 """A rank whose training has begun: reports steps, saves what is due, and ends well.
 
 Made by the Checkpointer after the go-ahead. Nothing here raises or blocks without bound, but for
-mistakes in a call (DESIGN section 5, invariant 5).
+mistakes in a call and for `wait` (DESIGN section 5, invariant 5).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from backstay import preflight
 from backstay.attachment import Attachment
 from backstay.capture import CaptureEngine, SaveResult
 from backstay.durability import Reached, wait_for_others, wait_for_tier
-from backstay.errors import MisuseError
+from backstay.errors import MisuseError, UnsupportedValue
+from backstay.metadata import plain_json
 from backstay.restore import Joined, Messages
 from backstay.schedule import due
 from backstay.settings import Settings
@@ -74,6 +75,7 @@ class Running:
         self._tell = teller(settings)
         self._begun_at = self._step = point.step
         self._went_back = False
+        self._told_of_metadata = False
         self._last: SaveResult | None = None
         self._last_reason = SCHEDULE
         self._base = point.checkpoint
@@ -137,18 +139,19 @@ class Running:
         """Checkpointer.wait."""
         if tier is None:
             return self._engine.wait(timeout)
+        deadline = float("inf") if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         if tier not in self._tiers:
             raise MisuseError(
                 f"wait(tier={tier!r}): this job has {', '.join(self._tiers)}; name one of them, or "
                 f"configure spec.checkpoint.{tier}"
             )
-        seconds = float("inf") if timeout is None else timeout
         if not self._engine.wait(timeout) or (self._last and not self._last.published):
             return False
         checkpoint = self._newest()
         if checkpoint is None:
             return True
-        return self._wait_for(checkpoint, tier, seconds).reached
+        left = max(0.0, deadline - SYSTEM_CLOCK.monotonic())
+        return self._wait_for(checkpoint, tier, left).reached
 
     def _refuse_to_go_back(self, step: int) -> None:
         if self._step == self._begun_at:
@@ -175,11 +178,21 @@ class Running:
             self._attempt,
             chain=self._chain,
             reason=reason,
-            metadata={**self._metadata, **(metadata or {})},
+            metadata={**self._metadata, **self._plain(metadata)},
             replan=replan,
             overlap=overlap,
         )
         return self._last
+
+    def _plain(self, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A checkpoint without its metadata is worth more than none."""
+        try:
+            return plain_json(metadata)
+        except UnsupportedValue as error:
+            if not self._told_of_metadata:
+                self._told_of_metadata = True
+                warn(f"step {self._step} is saved without the metadata of its call: {error}")
+            return {}
 
     def _force(self, metadata: Mapping[str, Any] | None, overlap: bool | None = None) -> SaveResult:
         """A save of this step for every tier; if it is saved already, every tier is asked."""

@@ -40,10 +40,14 @@ class SaveResult:
     """Brings the save to its end; called in the training thread, for which it may be waiting."""
 
     def result(self, timeout: float | None = None) -> bool:
-        """Wait, bounded, and say whether it was published. To be called in the training thread."""
-        if self.settle is not None and not self.done.is_set():
+        """Wait, and say whether it was published. To be called in the training thread.
+
+        `timeout`: in seconds; None: no bound. The save goes on where that is too short.
+        """
+        if self.settle is None:
+            self.done.wait(timeout)
+        elif not self.done.is_set():
             self.settle(timeout)
-        self.done.wait(timeout)
         return self.published
 
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 
 import backstay
 import pytest
 import torch
 from backstay import checkpointer as module
+from backstay.durability import Reached
 from backstay.errors import MisuseError, RestoreFailed, UnsupportedValue
 from backstay_protocol import slots
 from backstay_protocol.control import ControlBlock, State, Word
@@ -215,6 +217,11 @@ def test_a_wrong_option_is_named(options, says) -> None:
         backstay.Checkpointer({}, **options)
 
 
+def test_metadata_that_is_no_json_is_refused_when_it_is_given() -> None:
+    with pytest.raises(UnsupportedValue, match=r"^metadata\.tags: a value of type set"):
+        backstay.Checkpointer({}, metadata={"tags": {"a"}})
+
+
 def test_a_job_without_a_remote_tier_is_warned_once(sidecar, caplog) -> None:
     sidecar.restores.append(fresh_reply(tiers=("memory", "local")))
     with backstay.Checkpointer(make_state()) as checkpointer:
@@ -248,6 +255,26 @@ def test_steps_are_saved_when_the_control_block_says_so(sidecar, orders) -> None
     assert manifest.metadata == {"run": "a", "loss": 1.0}
     assert (manifest.attempt, manifest.run) == (ATTEMPT, "team/run")
     assert [notice.step for notice in sidecar.captures] == [2, 4, 5]
+
+
+@pytest.mark.parametrize("metadata", [{"tags": {"a"}}, [1]], ids=["set", "list"])
+def test_metadata_that_is_no_json_costs_neither_training_nor_the_save(
+    sidecar, orders, caplog, metadata
+) -> None:
+    with backstay.Checkpointer(make_state(), metadata={"run": "a"}) as checkpointer:
+        checkpointer.restore()
+        orders()[Word.EVERY_STEPS] = 1
+        checkpointer.step(1, metadata=metadata)
+        assert checkpointer.wait()
+        assert checkpointer.save(2, metadata=metadata).result()
+        manifests = [slots.peek(sidecar.memory, 0, slot) for slot in (0, 1)]
+
+    assert {m.step: m.metadata for m in manifests} == {1: {"run": "a"}, 2: {"run": "a"}}
+    told = [r.getMessage() for r in caplog.records if "without the metadata" in r.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith(
+        "backstay: step 1 is saved without the metadata of its call: metadata"
+    )
 
 
 def test_the_first_step_must_be_beyond_the_restored_one(sidecar) -> None:
@@ -322,6 +349,46 @@ def test_waiting_for_a_tier_that_the_job_does_not_have_is_a_mistake(sidecar) -> 
         checkpointer.restore()
         with pytest.raises(MisuseError, match=r"this job has memory, local, remote.*neighbor"):
             checkpointer.wait(tier="neighbor")
+
+
+def test_a_wait_that_ends_too_early_leaves_the_copy_under_way(sidecar) -> None:
+    copies_may_begin = threading.Event()
+    with backstay.Checkpointer(make_state()) as checkpointer:
+        checkpointer.restore()
+        checkpointer._begun._engine._thread.run(copies_may_begin.wait)
+        saved = checkpointer.save(1)
+        assert not checkpointer.wait(timeout=0.05)
+        assert not checkpointer.wait(tier="memory", timeout=0.05)
+        assert not saved.result(timeout=0.05)
+        copies_may_begin.set()
+        assert checkpointer.wait()
+        assert saved.published
+
+
+def test_a_wait_without_a_timeout_has_no_bound(sidecar, monkeypatch) -> None:
+    asked = []
+    with backstay.Checkpointer(make_state()) as checkpointer:
+        checkpointer.restore()
+        saved = checkpointer.save(1)
+        wait = saved.done.wait
+        monkeypatch.setattr(saved.done, "wait", lambda timeout: asked.append(timeout) or wait())
+        assert checkpointer.wait()
+
+    assert asked == [None]
+
+
+def test_copy_and_tier_share_one_timeout(sidecar, monkeypatch) -> None:
+    left = []
+    with backstay.Checkpointer(make_state()) as checkpointer:
+        checkpointer.restore()
+        checkpointer.save(1).result()
+        begun = checkpointer._begun
+        monkeypatch.setattr(begun._engine, "wait", lambda _: time.sleep(0.3) or True)
+        monkeypatch.setattr(begun, "_wait_for", lambda *at: left.append(at[2]) or Reached(True))
+        assert checkpointer.wait(tier="local", timeout=10)
+        monkeypatch.undo()
+
+    assert left[0] <= 9.7
 
 
 def test_waiting_for_a_tier_ends_in_time(sidecar) -> None:

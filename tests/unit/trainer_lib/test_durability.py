@@ -6,6 +6,7 @@ import pytest
 from backstay.client import SidecarClient
 from backstay.durability import wait_for_others, wait_for_tier
 from backstay_protocol.control import State, Word
+from backstay_protocol.errors import Unreachable
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import AgentStatus, JobView, RankProgress, ReplicaView, TierState
 from support.fake_sidecar import FakeSidecar, checkpoint_status
@@ -93,6 +94,21 @@ def test_a_sidecar_that_is_away_is_waited_for(tmp_path) -> None:
 
     assert not result.reached
     assert "the sidecar does not answer" in result.why
+
+
+def test_a_sidecar_that_hangs_does_not_stretch_a_short_wait(tmp_path) -> None:
+    asked: list[float] = []
+
+    class Hanging(SidecarClient):
+        def get(self, url, reply, timeout_seconds):
+            asked.append(timeout_seconds)
+            raise Unreachable("no answer")
+
+    client = Hanging(str(tmp_path / "socket"))
+    for seconds in (0.01, 4.0, 600.0):
+        asked.clear()
+        wait_for_tier(client, defaultdict(int), STEP, "local", seconds, print, SteppedClock())
+        assert asked[0] == {0.01: 1.0, 4.0: 2.0, 600.0: 5.0}[seconds]
 
 
 def test_ranks_beside_the_leader_stay_until_all_others_have_finished(sidecar, monkeypatch) -> None:
