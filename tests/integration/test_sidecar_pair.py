@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol import codec, slots
 from backstay_protocol.control import State, Word
 from backstay_protocol.ids import CheckpointId
@@ -300,7 +301,13 @@ def test_a_new_interval_reaches_all_ranks_with_the_step_from_which_it_holds(
     attempt = job.begin().attempt
     for rank in range(2):
         job.train(rank, attempt, 3)
-    job.wait_for(lambda: job.request(0, "GET", "/v1/job").json["step"] == 3, "the leader to know")
+
+    def known() -> bool:
+        replicas = job.request(0, "GET", "/v1/job").json["replicas"]
+        return [rank["step"] for replica in replicas for rank in replica["ranks"]] == [3, 3]
+
+    job.wait_for(known, "the leader to know")
+    assert job.request(0, "PUT", "/v1/policy", Policy()).status == 409
     answer = job.request(0, "PUT", "/v1/policy", Policy(every_steps=50))
     policy: Policy = answer.read(Policy)
     for rank in range(2):
@@ -314,12 +321,14 @@ def test_a_person_may_pin_and_delete_through_any_sidecar(job: SidecarJob) -> Non
     start(job)
     attempt = job.begin().attempt
     for step in (10, 20, 30):
-        save(job, step, attempt)
+        save(job, step, attempt, FORCED if step == 20 else "schedule")
         job.wait_for(lambda s=step: job.word(0, Word.SAFE_STEP) == s, "safe")  # type: ignore[misc]
     name = f"/v1/checkpoints/{CheckpointId(20, attempt)}"
     assert job.request(1, "POST", f"{name}/pin").status == 202
     job.wait_for(lambda: job.request(1, "GET", name).json["pinned"], "the pin")
-    assert job.request(0, "DELETE", name).status == 409
+    for replica in range(2):
+        refused = job.request(replica, "DELETE", name)
+        assert (refused.status, refused.json["error"]["code"]) == (409, "Conflict")
     assert job.request(1, "DELETE", f"{name}/pin").status == 202
     job.wait_for(lambda: not job.request(0, "GET", name).json["pinned"], "the pin to go")
     assert job.request(1, "DELETE", name).status == 202
@@ -332,6 +341,17 @@ def test_a_person_may_pin_and_delete_through_any_sidecar(job: SidecarJob) -> Non
         )
 
     job.wait_for(gone, "the checkpoint to leave every disk")
+    job.wait_for(lambda: job.request(1, "GET", name).status == 404, "the slots to be emptied")
+    # A disk that was away comes back with it, and meanwhile every sidecar was another process.
+    for replica in range(2):
+        job.kill(replica)
+    save(job, 20, attempt, FORCED)
+    start(job)
+    job.wait_for(lambda: slots.peek(job.memory(1), 1, 0) is None, "the slot to be emptied again")
+    job.wait_for(gone, "nothing of it to be left")
+    assert (
+        job.request(0, "GET", "/v1/checkpoints/latest").json["checkpoint"].startswith(f"{30:012d}")
+    )
     assert job.request(1, "DELETE", "/v1/checkpoints/7-7").status == 404
     assert job.request(1, "GET", "/v1/checkpoints/latest").json["checkpoint"].startswith("0000")
 

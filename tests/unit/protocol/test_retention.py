@@ -3,12 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol.history import Lineage
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.retention import ThinView, keep, remote_victims, safe, thin
 from backstay_protocol.topology import Retention
-from hypothesis import given
-from hypothesis import strategies as st
 from support.protocol_values import point
 
 LINEAGE = Lineage(2, ((1, 30),))
@@ -176,3 +177,31 @@ def test_what_is_under_an_intent_is_no_longer_counted_as_durable_and_is_finished
 def test_the_base_the_pinned_and_what_is_under_way_stay_in_the_remote_tier() -> None:
     present = own(40, 50, 60) | old(30)
     assert victims(present, pinned=own(40), in_transit=own(50)) == ()
+
+
+@pytest.mark.parametrize("keep_last", [1, 2, 3])
+def test_what_a_slot_holds_is_told_as_thin_exactly_if_it_would_be_thinned_once_it_came(
+    keep_last: int,
+) -> None:
+    retention = Retention(keep_last=keep_last)
+    there = own(40, 60)
+    for step in (30, 50, 55):
+        coming = own(step)
+        waits = thin(
+            view(
+                present=there,
+                complete_local=there,
+                complete_neighbor=there,
+                in_memory=coming,
+                retention=retention,
+            )
+        )
+        came = there | coming
+        after = thin(
+            view(present=came, complete_local=came, complete_neighbor=there, retention=retention)
+        )
+        assert (coming <= set(waits)) == (coming <= set(after)), step
+
+
+def test_a_slot_that_is_newer_than_all_that_is_safe_is_never_thin() -> None:
+    assert thin(view(in_memory=own(60, 70))) == tuple(sorted(own(40, 50)))

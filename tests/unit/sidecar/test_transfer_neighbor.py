@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
 from backstay_protocol import codec
 from backstay_protocol.errors import BackstayError, Cancelled, DigestMismatch, Refused, Unreachable
 from backstay_protocol.messages import ErrorBody, ErrorReply, ReplicaOffer, ReplicaReply
 from backstay_protocol.names import URL_REPLICAS
-from backstay_sidecar.tiers.base import TierFull
+from backstay_sidecar.tiers.base import TierFull, Unfit
 from backstay_sidecar.tiers.neighbor import Neighbor, NeighborTier
 from support.byte_shards import byte_shard
 
@@ -94,6 +95,7 @@ def test_an_offer_is_repeated_until_the_copy_is_complete(scripted: Scripted) -> 
 REFUSALS = [
     ("TierFull: no room", TierFull),
     ("FileNotFoundError: not there (404)", FileNotFoundError),
+    ("Unfit: another copy of it is here already", Unfit),
     ("Unreachable: connection refused", Unreachable),
     ("the offer is of attempt 1; 2 is promised here", Unreachable),
     ("DigestMismatch: chunk 3 of http://x", Unreachable),
