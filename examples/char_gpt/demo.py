@@ -108,6 +108,9 @@ class Demo:
                     failure = director.due(event)
                     if failure is not None:
                         self._backstay.fail(name, failure)
+        except KeyboardInterrupt:
+            self._account.line("stopping: the job takes a last save and ends its processes")
+            raise
         finally:
             job.stop()
         losses.read()

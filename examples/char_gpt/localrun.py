@@ -17,7 +17,7 @@ from examples.char_gpt.incidents import Event, Failure
 from examples.char_gpt.losses import ENV_LOSSES
 
 SILENT_SECONDS = 300.0
-STOP_SECONDS = 30.0
+STOP_SECONDS = 60.0
 COMMAND_SECONDS = 120.0
 PULL_TRIES = 3
 _PR_SET_PDEATHSIG = 1

@@ -376,8 +376,9 @@ $differences
 
 <div class="two">
 <section>
-<h2>What it learned to write</h2>
-<p class="lead">The model goes on from “The ”.</p>
+<h2>What it writes after $num_steps steps</h2>
+<p class="lead">The model goes on from “The ”. It has learned letters, not sense: that takes many
+more steps.</p>
 <pre>$sample</pre>
 </section>
 <section>
