@@ -439,8 +439,10 @@ class Agent:
         """Delete local and held shards (`near`) and empty slots (`strike`), each only while the
         leader's word still counts.
         """
+        stores: tuple[Tier, ...] = (self.stores.memory, *self.stores.own_areas)
         try:
-            for store, gone in self._areas(near, strike):
+            for store in stores:
+                gone = strike if store is self.stores.memory else near
                 for copy in list(store.inventory()):
                     if copy.checkpoint not in gone:
                         continue
@@ -453,13 +455,6 @@ class Agent:
         finally:
             self._thinning = False
             self.replicator.notice_from_thread()
-
-    def _areas(
-        self, near: Collection[CheckpointId | None], strike: Collection[CheckpointId]
-    ) -> list[tuple[Tier, Collection[CheckpointId | None]]]:
-        areas: list[tuple[Tier, Collection[CheckpointId | None]]] = [(self.stores.memory, strike)]
-        areas += [(store, near) for store in self.stores.own_areas]
-        return areas
 
     def _began(self, attempt: int, base: CheckpointId | None) -> None:
         self.metrics.attempt_began(attempt)
