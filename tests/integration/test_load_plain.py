@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from backstay import structure
+from backstay.capture import ABSENT_GRADIENTS_KEY
 from backstay.errors import StructureMismatch
 from backstay.load import Loader, LoadSettings
 from backstay.plan import make_plan
@@ -333,6 +334,63 @@ def test_gradients_come_back_where_they_were_saved(tmp_path) -> None:
         state["model"].body.parameters(), other["model"].body.parameters(), strict=True
     ):
         assert torch.equal(a.grad, b.grad)
+
+
+GRADIENTS = ["__backstay__.grad.model.weight", "__backstay__.grad.model.bias"]
+
+
+def accumulating(tmp_path, absent: dict[int, list[str]], on_world_change: str):
+    """One process loads what two ranks saved between two backward passes."""
+    manifests, sources = [], {}
+    for rank in (0, 1):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        model(torch.full((2, 4), 1.0 + rank)).sum().backward()
+        for name in absent[rank]:
+            getattr(model, name.rpartition(".")[2]).grad = None
+        walked = structure.walk(
+            {"model": model}, gradients=True, rank=rank, world_size=2, replicated=["model"]
+        )
+        plan = make_plan(walked, rank, 2, lambda mine: [mine, mine])
+        file = shards.shard_bytes(walked, plan, rank, {ABSENT_GRADIENTS_KEY: absent[rank]})
+        manifests.append(shards.sealed(file, rank, 2, plan.id))
+        shards.write_shard(str(tmp_path), file, manifests[-1])
+        sources[rank] = [shards.by_file(str(tmp_path), manifests[-1])]
+    state = {"model": nn.Linear(4, 3)}
+    settings = LoadSettings(
+        rank=0,
+        world_size=1,
+        reach=Reach(memory=MemoryLayout(str(tmp_path))),
+        on_world_change=on_world_change,
+    )
+    loader = Loader(lambda: structure.walk(state, gradients=True), settings)
+    return loader(shards.decide(manifests, sources)), loader.notes, state["model"]
+
+
+def test_gradients_that_each_rank_kept_do_not_fit_another_world(tmp_path) -> None:
+    loaded, _, _ = accumulating(tmp_path, {0: [], 1: GRADIENTS[1:]}, "error")
+
+    assert isinstance(loaded.error, StructureMismatch)
+    assert "kept by each of 2 ranks for itself, here are 1 ranks (2)" in str(loaded.error)
+    assert all(name in str(loaded.error) for name in GRADIENTS)
+    assert 'on_world_change="reset"' in str(loaded.error)
+
+
+def test_gradients_that_each_rank_kept_are_dropped_on_request_and_told(tmp_path) -> None:
+    loaded, notes, model = accumulating(tmp_path, {0: [], 1: []}, "reset")
+
+    assert loaded.ok, loaded.error
+    assert [model.weight.grad, model.bias.grad] == [None, None]
+    assert [n for n in notes if "gradients" in n] == [
+        "gradients of 2 parameters (model.weight ...): kept per rank, dropped"
+    ]
+
+
+def test_gradients_that_no_rank_had_are_no_obstacle(tmp_path) -> None:
+    loaded, notes, model = accumulating(tmp_path, {0: GRADIENTS, 1: GRADIENTS}, "error")
+
+    assert loaded.ok, loaded.error
+    assert (model.weight.grad, model.bias.grad, notes) == (None, None, [])
 
 
 def test_loading_needs_no_second_copy_of_the_state(tmp_path) -> None:

@@ -17,6 +17,7 @@ CASES = {
         "fsdp_columns": ("fsdp", "error"),
         "fsdp_local": ("fsdp_local", "error"),
         "scalars": ("scalars", "error"),
+        "gradients": ("gradients", "error"),
         "ddp": ("ddp", "error"),
         "positions": ("positions", "error"),
     },
@@ -25,6 +26,7 @@ CASES = {
         "fsdp_columns": ("fsdp", "error"),
         "fsdp_local": ("fsdp_local", "error"),
         "scalars": ("scalars", "error"),
+        "gradients": ("gradients", "error"),
         "ddp": ("ddp", "error"),
         "positions": ("positions", "error"),
         "mergeable": ("positions", "error"),
@@ -67,6 +69,18 @@ def test_sharded_state_goes_on_bit_for_bit(results, place, case) -> None:
     assert result["wrong"] == []
     assert result["names"] == result["expected_names"]
     assert result["notes"] == []
+
+
+@pytest.mark.parametrize("place", [(2, 0), (2, 1), (1, 0)], ids=["2-0", "2-1", "1-0"])
+def test_sharded_gradients_come_back_and_absent_ones_stay_absent(results, folder, place) -> None:
+    result = results[place]["gradients from gradients, error"]
+    with open(f"{folder}/gradients/gradients-0.json") as file:
+        expected = json.load(file)
+
+    assert "error" not in result, result
+    assert expected["bias"] is None
+    assert result["gradients"] == expected
+    assert result["wrong"] == []
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from backstay import structure
+from backstay.capture import ABSENT_GRADIENTS_KEY
 from backstay.load import Loader, LoadSettings
 from backstay.plan import local_plan, make_plan, process_group_gather
 from backstay.shard_reader import Reach
@@ -81,6 +82,11 @@ def scalars(rank: int) -> dict[str, Any]:
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2)}
 
 
+def gradients(rank: int) -> dict[str, Any]:
+    """The same, saved between two backward passes; nobody needs the bias's gradient."""
+    return scalars(rank)
+
+
 def ddp(rank: int) -> dict[str, Any]:
     """Replicated parameters; each rank's BatchNorm sees other data."""
     model = nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24), nn.Linear(24, 8))
@@ -103,6 +109,7 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     "fsdp_columns": fsdp_columns,
     "fsdp_local": fsdp,
     "scalars": scalars,
+    "gradients": gradients,
     "ddp": ddp,
     "positions": positions,
     "mergeable": mergeable,
@@ -143,6 +150,13 @@ def _gathered(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     return found
 
 
+def _gradients_of(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if parameter.grad is None else parameter.grad.full_tensor().tolist()
+        for name, parameter in state["model"].named_parameters()
+    }
+
+
 def _begin(rank: int, world_size: int, folder: str, what: str) -> None:
     torch.set_num_threads(1)
     random.seed(0)
@@ -158,19 +172,35 @@ def save(rank: int, world_size: int, folder: str) -> None:
         torch.manual_seed(0)
         state = make(rank)
         train(state, 0, 3, own_data=name == "ddp")
-        walked = structure.walk(state, rank=rank, world_size=world_size)
+        absent = _leave_gradients(state, rank) if name == "gradients" else None
+        walked = structure.walk(
+            state, rank=rank, world_size=world_size, gradients=absent is not None
+        )
         plan = make_plan(walked, rank, world_size, process_group_gather())
         if name == "fsdp_local":
             plan = local_plan(walked, rank, world_size)
-        file = shards.shard_bytes(walked, plan, rank)
+        file = shards.shard_bytes(walked, plan, rank, absent)
         manifest = shards.sealed(file, rank, world_size, plan.id)
         shards.write_shard(f"{folder}/{name}", file, manifest)
+        if absent is not None:
+            found = _gradients_of(state)  # collective
+            with open(f"{folder}/{name}/gradients-{rank}.json", "w") as out:
+                json.dump(found, out)
         train(state, 3, 3, own_data=name == "ddp")
         tensors = whole(state)
         if tensors:
             safetensors.torch.save_file(tensors, f"{folder}/{name}/expected-{rank}.safetensors")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _leave_gradients(state: dict[str, Any], rank: int) -> dict[str, list[str]]:
+    """What capture writes beside them: the names of those that are None here."""
+    state["optimizer"].zero_grad()
+    state["model"](torch.ones(1, 4)).square().mean().backward()
+    state["model"].bias.grad = None
+    walked = structure.walk(state, gradients=True, rank=rank)
+    return {ABSENT_GRADIENTS_KEY: [n for n, p in walked.gradients.items() if p.grad is None]}
 
 
 def load(rank: int, world_size: int, folder: str, cases: dict[str, tuple[str, str]]) -> None:
@@ -181,7 +211,13 @@ def load(rank: int, world_size: int, folder: str, cases: dict[str, tuple[str, st
         torch.manual_seed(77)
         state = CASES[name](rank)
         results[f"{name} from {saved}, {on_world_change}"] = _load_one(
-            state, rank, world_size, f"{folder}/{saved}", on_world_change, own_data=name == "ddp"
+            state,
+            rank,
+            world_size,
+            f"{folder}/{saved}",
+            on_world_change,
+            own_data=name == "ddp",
+            gradients=name == "gradients",
         )
     with open(f"{folder}/result-{world_size}-{rank}.json", "w") as out:
         json.dump(results, out)
@@ -196,6 +232,7 @@ def _load_one(
     folder: str,
     on_world_change: Any,
     own_data: bool,
+    gradients: bool,
 ) -> dict[str, Any]:
     manifests = shards.read_manifests(folder)
     sources = {m.rank: [shards.by_file(folder, m)] for m in manifests}
@@ -205,12 +242,16 @@ def _load_one(
         reach=Reach(memory=MemoryLayout(folder)),
         on_world_change=on_world_change,
     )
-    loader = Loader(lambda: structure.walk(state, rank=rank, world_size=world_size), settings)
+    loader = Loader(
+        lambda: structure.walk(state, rank=rank, world_size=world_size, gradients=gradients),
+        settings,
+    )
     loaded = loader(shards.decide(manifests, sources))
     errors: list[str] = [""] * world_size
     dist.all_gather_object(errors, str(loaded.error or loaded.bad or ""))
     if any(errors):
         return {"error": errors[rank], "errors": errors}
+    loaded_gradients = _gradients_of(state) if gradients else {}
     train(state, 3, 3, own_data)
     expected_file = f"{folder}/expected-{rank}.safetensors"
     expected = safetensors.torch.load_file(expected_file) if os.path.exists(expected_file) else {}
@@ -220,5 +261,6 @@ def _load_one(
         "expected_names": sorted(expected),
         "wrong": [n for n in expected if n in got and not torch.equal(got[n], expected[n])],
         "notes": loader.notes,
+        "gradients": loaded_gradients,
         "values": {k: v.state_dict() for k, v in state.items() if isinstance(v, Position)},
     }

@@ -36,7 +36,8 @@ def shard_bytes(
     file[: len(frame.header)] = frame.header
     live = [piece.tensor.now() for piece in plan.pieces]
     for start, tensor in zip(layout.starts, live, strict=True):
-        _put(file, start, tensor)
+        if tensor is not None:  # an absent gradient: the bytes mean nothing
+            _put(file, start, tensor)
     for start, (_, tensor) in zip(frame.starts, encoded.tensors, strict=True):
         _put(file, start, tensor)
     file[frame.blob_start :] = encoded.json

@@ -251,7 +251,7 @@ class CaptureEngine:
         values = {**structure.objects(), RNG_KEY: rng.capture()}
         if self._gradients:
             values[ABSENT_GRADIENTS_KEY] = [
-                tensor.name for tensor in structure.tensors if tensor.now() is None
+                name for name, parameter in structure.gradients.items() if parameter.grad is None
             ]
         return values
 

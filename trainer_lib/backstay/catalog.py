@@ -73,6 +73,11 @@ class Catalog:
         """Whether the saved ranks each kept their own."""
         return any(rank_name(rank, name) in self._pieces for rank in range(self._saved_world_size))
 
+    def holders(self, name: str) -> set[int]:
+        """Saved ranks whose shards have a piece of it, or a copy of their own."""
+        own = {r for r in range(self._saved_world_size) if rank_name(r, name) in self._pieces}
+        return own | {piece.shard.rank for piece in self._pieces.get(name, ())}
+
     def below(self, prefixes: tuple[str, ...]) -> dict[str, Described]:
         """Every tensor whose plain name begins so and that this rank is meant to have."""
         found = {}

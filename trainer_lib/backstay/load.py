@@ -10,7 +10,7 @@ is no second copy of the state.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,10 +106,14 @@ class _Load:
         catalog = self._index()
         structure = self._create(catalog)
         objects = SavedObjects(self._shards, self._own_rank)
+        saved = {self._own_rank: objects.own()} if self._same_world else objects.by_rank()
+        absent = self._absent_gradients(saved, catalog)
         match = _match(structure, catalog, objects, self._settings)
+        self._without_gradients(match, structure, catalog, absent)
         match.check(str(self._base), self._saved_world_size, self._settings)
         self._notes += match.left_alone
-        values = self._objects(structure, objects)
+        values = self._values(structure, saved)
+        values[ABSENT_GRADIENTS_KEY] = absent
         self._fill(match.pieces)
         self._put(structure, values)
         return self._loaded()
@@ -142,15 +146,43 @@ class _Load:
         structure = self._walk()
         paths = tuple(f"{entry.path}.state." for entry in structure.optimizers)
         create_states(structure.optimizers, catalog.below(paths))
-        create_gradients(structure.tensors, catalog.below((GRADIENT_PREFIX,)))
+        create_gradients(structure.gradients, catalog.below((GRADIENT_PREFIX,)))
         return self._walk()
 
-    def _objects(self, structure: Structure, objects: SavedObjects) -> dict[str, Any]:
+    def _absent_gradients(
+        self, saved: Mapping[int, dict[str, Any]], catalog: Catalog
+    ) -> tuple[str, ...]:
+        """Gradients that were None at the save, on every rank whose bytes this one would take."""
+        absent = {rank: values.pop(ABSENT_GRADIENTS_KEY, ()) for rank, values in saved.items()}
         if self._same_world:
-            return objects.own()
-        saved = objects.by_rank()
-        for values in saved.values():
-            values.pop(ABSENT_GRADIENTS_KEY, None)  # those of each rank, like their gradients
+            return tuple(absent[self._own_rank])
+        named = dict.fromkeys(name for names in absent.values() for name in names)
+        return tuple(n for n in named if all(n in absent[r] for r in catalog.holders(n)))
+
+    def _without_gradients(
+        self, match: _Match, structure: Structure, catalog: Catalog, absent: Collection[str]
+    ) -> None:
+        """Gradients that each saved rank kept for itself: nobody can divide them anew."""
+        if self._same_world:
+            return
+        lost = [
+            tensor.name
+            for tensor in structure.tensors
+            if tensor.now() is None  # only what was saved for all has been created
+            and tensor.name not in absent
+            and catalog.kept_by_ranks(tensor.name)
+        ]
+        if self._settings.on_world_change == "error":
+            match.per_rank += lost
+        elif lost:
+            match.left_alone.append(
+                f"gradients of {len(lost)} parameters ({lost[0].removeprefix(GRADIENT_PREFIX)} "
+                "...): kept per rank, dropped"
+            )
+
+    def _values(self, structure: Structure, saved: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+        if self._same_world:
+            return saved[self._own_rank]
         values, left = keep_or_merge(
             saved, structure.entries, self._settings.on_world_change, self._world_change
         )
@@ -188,7 +220,7 @@ class _Load:
 
     def _put(self, structure: Structure, values: dict[str, Any]) -> None:
         states = values.pop(RNG_KEY, None)
-        drop_gradients(structure.tensors, values.pop(ABSENT_GRADIENTS_KEY, ()))
+        drop_gradients(structure.gradients, values.pop(ABSENT_GRADIENTS_KEY, ()))
         missing = structure.load_objects(values)
         if missing:
             self._notes.append(f"not in the checkpoint, left as they are: {', '.join(missing)}")
@@ -248,7 +280,8 @@ class _Match:
             hint += (
                 ". Tensors that are equal on all ranks have to be known as that to be carried to "
                 "another number of ranks: wrap the module in DDP or FSDP, or name its entry in "
-                "Checkpointer(replicated=...)"
+                "Checkpointer(replicated=...). Plain tensors, buffers and gradients can be given "
+                'up: Checkpointer(on_world_change="reset")'
             )
         raise StructureMismatch(
             f"checkpoint {checkpoint} does not fit the state of this script:\n"
@@ -275,9 +308,7 @@ def _match(
             _not_found(match, tensor, catalog, settings)
         else:
             _fit(match, tensor, target, pieces)
-    known = set(structure.aliases) | {tensor.name for tensor in structure.tensors}
-    known |= {row.partition(" torch.")[0] for row in structure.dtensor_rows}  # empty pieces too
-    unused = [name for name in catalog.unused(used) if name not in known]
+    unused = [name for name in catalog.unused(used) if name not in structure.names]
     keys = structure.objects() if unused else {}
     match.unexpected = [name for name in unused if not objects.owns(name, keys)]
     return match

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 from backstay.catalog import Described
 from backstay.errors import StructureMismatch
-from backstay.structure import GRADIENT_PREFIX, Kind, NamedTensor, OptimizerEntry
+from backstay.structure import OptimizerEntry
 from torch.distributed.tensor import DTensor
 
 
@@ -79,21 +79,21 @@ def _device(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, key: str)
     return parameter.device if on_device else torch.device("cpu")
 
 
-def drop_gradients(tensors: Iterable[NamedTensor], absent: Collection[str]) -> None:
+def drop_gradients(gradients: Mapping[str, torch.Tensor], absent: Collection[str]) -> None:
     """Take away the gradients that were None at the save; their bytes in the file mean nothing."""
-    for tensor in tensors:
-        if tensor.kind is Kind.GRADIENT and tensor.name in absent:
-            tensor.source.grad = None
+    for name in absent:
+        if name in gradients:
+            gradients[name].grad = None
 
 
-def create_gradients(tensors: Iterable[NamedTensor], saved: Mapping[str, Described]) -> None:
-    """Give parameters the gradients that were saved, unfilled, and take away the others."""
-    for tensor in tensors:
-        if tensor.kind is not Kind.GRADIENT:
-            continue
-        assert tensor.name.startswith(GRADIENT_PREFIX)
-        parameter = tensor.source
-        if tensor.name not in saved:
+def create_gradients(gradients: Mapping[str, torch.Tensor], saved: Collection[str]) -> None:
+    """Give parameters the gradients that were saved, unfilled, and take away the others.
+
+    `gradients`: name -> parameter. Where a rank's piece is empty it gets an empty one: operations
+    on gradients are collective.
+    """
+    for name, parameter in gradients.items():
+        if name not in saved:
             parameter.grad = None
         elif parameter.grad is None:
             parameter.grad = torch.empty_like(parameter.detach(), requires_grad=False)

@@ -28,6 +28,13 @@ from torch.utils.data import DataLoader
 from backstay.errors import UnsupportedValue
 from backstay.identity import IdentityWatch
 from backstay.objects import check_tensor
+from backstay.resumable import (
+    check_entry_name,
+    check_extra_state,
+    check_memory,
+    check_writable,
+    is_stateful,
+)
 from backstay.values import ExtraState, OptimizerValues, PlainValue, StatefulValue, Value
 
 GRADIENT_PREFIX = f"{RESERVED}grad."
@@ -133,6 +140,10 @@ class Structure:
     aliases: dict[str, str]
     """Further names of tied tensors -> the name under which they are stored."""
     optimizers: tuple[OptimizerEntry, ...] = ()
+    names: frozenset[str] = frozenset()
+    """Every name that the state has here, aliases and pieces that are empty here too."""
+    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """If they are asked for: name -> parameter, also where its piece is empty here."""
     dtensor_rows: tuple[str, ...] = ()
     """Every DTensor, empty pieces too, by what is the same on all ranks of its mesh."""
     _values: list[Value] = field(default_factory=list)
@@ -185,6 +196,8 @@ class _Walker:
         self._world = tuple(range(world_size))
         self._replicated = replicated
         self._tensors: dict[str, NamedTensor] = {}
+        self._names: set[str] = set()
+        self._gradients_of: dict[str, torch.Tensor] = {}
         self._rows: list[str] = []
         self._aliases: dict[str, str] = {}
         self._stored: dict[int, str] = {}  # id(tensor) -> name under which it is stored
@@ -217,6 +230,8 @@ class _Walker:
             tensors=tuple(self._tensors.values()),
             aliases=self._aliases,
             optimizers=tuple(self._optimizer_entries),
+            names=frozenset(self._names | self._gradients_of.keys()),
+            gradients=self._gradients_of,
             dtensor_rows=tuple(self._rows),
             _values=self._values,
             _watch=self._watch,
@@ -235,7 +250,7 @@ class _Walker:
         for key, thing in items:
             path = f"{prefix}{key}"
             if container is entries:
-                _check_entry_name(key)
+                check_entry_name(key)
             if _is_container(thing):
                 yield from self._flatten(thing, f"{path}.", entries)
             else:
@@ -258,10 +273,11 @@ class _Walker:
                 self._home.setdefault(id(thing), ("", path))
             kind = Kind.PARAMETER if isinstance(thing, nn.Parameter) else Kind.OTHER
             self.add_tensor(path, thing, kind, self._declared(entry))
-        elif _is_stateful(thing, path):
+        elif is_stateful(thing, path):
             self._watch.item(container, key, thing)
             self._values.append(StatefulValue(path, thing))
         else:
+            check_writable(path, container, thing)
             self._values.append(PlainValue(path, container, key))
 
     def add_tensor(
@@ -273,6 +289,7 @@ class _Walker:
         owner: torch.Tensor | None = None,
         optimizers: tuple[Optimizer, ...] | None = None,
     ) -> None:
+        self._names.add(name)
         stored = self._stored.setdefault(id(source), name)
         if stored != name:
             self._aliases[name] = stored
@@ -284,6 +301,7 @@ class _Walker:
         check_tensor(source, name)
         users = tuple(self._users.get(id(source), ())) if optimizers is None else optimizers
         local, offsets = _piece(name, source)
+        check_memory(name, local)
         if isinstance(source, DTensor):
             self._rows.append(_row(name, source))
             group = replica_ranks(source)
@@ -300,9 +318,10 @@ class _Walker:
                 optimizers=users,
             )
             self._tensors[name] = tensor
-        wants = self._gradients and kind is Kind.PARAMETER and source.requires_grad
-        if wants and name in self._tensors:
-            self._add_gradient(self._tensors[name])
+        if self._gradients and kind is Kind.PARAMETER and source.requires_grad:
+            self._gradients_of[f"{GRADIENT_PREFIX}{name}"] = source
+            if name in self._tensors:
+                self._add_gradient(self._tensors[name])
 
     def _add_gradient(self, parameter: NamedTensor) -> None:
         name = f"{GRADIENT_PREFIX}{parameter.name}"
@@ -467,6 +486,7 @@ class _ModuleWalk:
                 users = walker.users(tensor) or self._trained_by
                 walker.add_tensor(full, tensor, Kind.PARAMETER, group, None, users)
         if type(module).get_extra_state is not nn.Module.get_extra_state and not again:
+            check_extra_state(f"{self._entry}.{prefix}".rstrip("."), module)
             key = f"{self._entry}.{prefix}_extra_state"
             walker.values.append(ExtraState(key, module))
 
@@ -551,33 +571,3 @@ def _needs_a_place(thing: Any) -> bool:
     return isinstance(thing, (torch.Tensor, nn.Module, Optimizer, DataLoader)) or any(
         hasattr(thing, name) for name in ("state_dict", "load_state_dict", "__next__")
     )
-
-
-def _is_stateful(thing: Any, path: str) -> bool:
-    """Whether it has state_dict and load_state_dict. Raises for what can't be resumed at all."""
-    if callable(getattr(thing, "state_dict", None)):
-        if callable(getattr(thing, "load_state_dict", None)):
-            return True
-        raise UnsupportedValue(
-            f"entry {path!r} ({type(thing).__name__}) has state_dict() but no load_state_dict(); "
-            "without it the state could not be put back"
-        )
-    if isinstance(thing, DataLoader):
-        raise UnsupportedValue(
-            f"entry {path!r}: a plain DataLoader can't say where it is in its data. Use "
-            "torchdata.stateful_dataloader.StatefulDataLoader (same arguments), or give an entry "
-            "for a sampler of your own with state_dict() and load_state_dict()"
-        )
-    if hasattr(thing, "__next__"):
-        raise UnsupportedValue(
-            f"entry {path!r}: an iterator or generator ({type(thing).__name__}) can't be resumed. "
-            "Give what it was made from, with state_dict() and load_state_dict()"
-        )
-    return False
-
-
-def _check_entry_name(name: Any) -> None:
-    if not isinstance(name, str) or not name or name.startswith(RESERVED):
-        raise UnsupportedValue(
-            f"entry names are text, not empty, and do not begin with {RESERVED!r}; got {name!r}"
-        )

@@ -31,9 +31,11 @@ class Value:
 
 
 class PlainValue(Value):
-    """A plain value in a container of the user's."""
+    """A plain value in a container of the user's that can be written."""
 
-    def __init__(self, key: str, container: Any, index: Any) -> None:
+    def __init__(
+        self, key: str, container: MutableMapping[Any, Any] | MutableSequence[Any], index: Any
+    ) -> None:
         super().__init__(key)
         self._container, self._index = container, index
 
@@ -43,11 +45,6 @@ class PlainValue(Value):
 
     def set(self, value: Any) -> None:
         """See Value."""
-        if not isinstance(self._container, (MutableMapping, MutableSequence)):
-            raise UnsupportedValue(
-                f"{self.key}: its container ({type(self._container).__name__}) can't be written; "
-                "use a dict or a list"
-            )
         self._container[self._index] = value
 
 

@@ -78,7 +78,7 @@ def test_gradients_are_there_exactly_when_they_were_saved(present) -> None:
     name = "__backstay__.grad.model.weight"
     described = {name: Described(torch.float32, (3, 4), 1)} if present else {}
 
-    create_gradients(walked.tensors, described)
+    create_gradients(walked.gradients, described)
 
     assert (model.weight.grad is not None) is present
     assert model.bias.grad is None
@@ -88,7 +88,7 @@ def test_gradients_that_were_none_at_the_save_are_none_again() -> None:
     model, _, walked = make()
     model.weight.grad, model.bias.grad = torch.ones(3, 4), torch.ones(3)
 
-    drop_gradients(walked.tensors, ["__backstay__.grad.model.bias"])
+    drop_gradients(walked.gradients, ["__backstay__.grad.model.bias"])
 
     assert model.weight.grad is not None
     assert model.bias.grad is None

@@ -1,6 +1,7 @@
 """Taking the user's entries apart: names, kinds, what is noticed later, what is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -151,6 +152,17 @@ def test_extra_state_of_a_module_is_a_value() -> None:
     assert model[0].scale == 5
 
 
+def test_every_name_is_known_whatever_lies_elsewhere() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
+    model["b"].weight = model["a"].weight
+    structure = walk({"model": model}, gradients=True)
+    assert structure.names == {
+        "model.a.weight",
+        "model.b.weight",
+        "__backstay__.grad.model.a.weight",
+    }
+
+
 def test_gradients_are_tensors_only_on_request_and_may_be_absent() -> None:
     model = nn.Linear(2, 2)
     assert len(walk({"model": model}).tensors) == 2
@@ -262,6 +274,35 @@ def test_what_cannot_be_resumed_is_an_error_that_names_the_entry(
     with pytest.raises(UnsupportedValue, match="data") as caught:
         walk(entries)
     assert way_out in str(caught.value)
+
+
+class GivesOnly(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({"pair": (torch.zeros(2), 3)}, r"^pair\.1: a value of type int in a tuple .* list"),
+        ({"a": [(nn.Linear(1, 1), None)]}, r"^a\.0\.1: .*NoneType in a tuple"),
+        (MappingProxyType({"epoch": 1}), r"^epoch: .* in a mappingproxy"),
+        ({"net": nn.Sequential(GivesOnly(1, 1))}, r"^net\.0 \(GivesOnly\) .*set_extra_state"),
+        ({"x": torch.zeros(1).expand(3)}, r"^x: an expanded tensor .*contiguous"),
+    ],
+    ids=["tuple", "nested", "entries", "extra state", "expanded"],
+)
+def test_what_can_be_saved_but_not_put_back_is_refused(
+    entries: Mapping[str, Any], says: str
+) -> None:
+    with pytest.raises(UnsupportedValue, match=says):
+        walk(entries)
+
+
+def test_tuples_of_values_only_or_of_things_only_are_fine() -> None:
+    structure = walk({"betas": (0.9, 0.99), "pair": (torch.zeros(2), nn.Linear(1, 1))})
+    assert structure.objects() == {"betas": (0.9, 0.99)}
+    assert {"pair.0", "pair.1.weight"} <= structure.names
 
 
 def test_an_optimizer_over_an_unknown_module_is_an_error_that_says_which_parameter() -> None:
