@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from backstay.control_thread import must_leave
@@ -23,6 +25,9 @@ print("ready", flush=True)
 {body}
 """
 HANG_IN_C = "ctypes.CDLL(None).sleep(600)"
+LAUNCHER = (
+    "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); p.wait()"
+)
 
 
 def script(body: str, before: str = "", with_parent: bool = False) -> str:
@@ -65,6 +70,54 @@ def test_the_word_to_leave_ends_a_process_whose_main_thread_hangs_in_c(start, tm
     block.close()
 
 
+HANG_IN_GLOO = """
+import threading, torch, torch.distributed as dist
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("gloo", store=store, rank=int(sys.argv[3]), world_size=2)
+dist.barrier()
+threading.Timer(0.5, print, ["hangs"], {"flush": True}).start()
+if sys.argv[3] == "0":
+    dist.all_reduce(torch.zeros(1))
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("orphaned", [False, True], ids=["leave", "orphan"])
+def test_a_rank_that_hangs_in_a_collective_leaves(tmp_path, orphaned) -> None:
+    """Rank 0 waits in gloo for rank 1, which never comes and keeps the connection."""
+    control = f"{tmp_path}/control"
+    command = [sys.executable, "-c", script(HANG_IN_GLOO, with_parent=orphaned)]
+    other = [sys.executable, "-c", script(HANG_IN_GLOO), f"{control}-1", f"{tmp_path}/store", "1"]
+    command += [control, f"{tmp_path}/store", "0"]
+    if orphaned:
+        command = [sys.executable, "-c", LAUNCHER, *command[2:]]
+    with ended(command) as rank, ended(other):
+        assert rank.stdout.readline() == b"ready\n"
+        assert rank.stdout.readline() == b"hangs\n", rank.stderr.read()
+        if orphaned:
+            rank.send_signal(signal.SIGKILL)
+        else:
+            block = ControlBlock(control, create=False)
+            block[Word.LEAVE_ATTEMPT] = 7
+            block.close()
+
+        # Both ends of its pipes close only when the rank is gone, not just its launcher.
+        said = rank.stderr.read().decode()
+
+    assert f"(exit code {EXIT_ORPHAN if orphaned else EXIT_LEAVE})" in said
+
+
+@contextmanager
+def ended(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, bufsize=0)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_full_pipe_behind_stderr_does_not_hold_a_rank_that_must_leave(start, tmp_path) -> None:
     fill = """
         import os
@@ -92,16 +145,7 @@ def test_the_word_to_leave_counts_for_its_own_attempt_only(leave, attempt, expec
 
 def test_a_rank_leaves_when_its_launcher_is_gone(tmp_path) -> None:
     code = script(HANG_IN_C, with_parent=True)
-    launcher = popen(
-        [
-            sys.executable,
-            "-c",
-            "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); "
-            "p.wait()",
-            code,
-            f"{tmp_path}/control",
-        ]
-    )
+    launcher = popen([sys.executable, "-c", LAUNCHER, code, f"{tmp_path}/control"])
     launcher.send_signal(signal.SIGKILL)
 
     # Both ends of its pipes close only when the orphan is gone too.

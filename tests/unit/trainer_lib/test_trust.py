@@ -6,6 +6,7 @@ from backstay.savejob import Watched
 from backstay.structure import NamedTensor, walk
 from backstay.trust import Trust
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 
 @pytest.fixture
@@ -39,6 +40,35 @@ def test_only_what_a_watched_optimizer_changes_is_late(
     assert {"m.0.weight", "m.1.bias", "o.state.0.weight.momentum_buffer"} <= names
     assert not any(n.startswith(("copy", "t")) or "running" in n for n in names)
     assert late(trust, model, optimizer) == set(), "no step since the last save"
+
+
+def test_what_is_late_among_all_kinds_of_entries_is_what_the_docs_say() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[0].bias.requires_grad_(False)
+    trained, untrained = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([model[0].weight, *model[1].parameters(), trained])
+    (model(torch.randn(4, 2)).sum() + trained.sum()).backward()
+    optimizer.step()
+    entries = {
+        "model": model,
+        "ema": AveragedModel(model),
+        "trained": trained,
+        "untrained": untrained,
+        "optimizer": optimizer,
+        "plain": torch.ones(1),
+    }
+    trust = Trust()
+    trust.fired(optimizer, graphed=False)
+    watched = trust.watched()
+    structure = walk(entries, gradients=True)
+    found = {
+        t.name for t in structure.tensors if trust.is_late(t, watched, parameters_on_cuda=False)
+    }
+    parameters = {"model.0.weight", "model.0.bias", "model.1.weight", "model.1.bias", "trained"}
+    assert {name for name in found if not name.startswith("optimizer.")} == parameters
+    state = {t.name for t in structure.tensors if t.name.startswith("optimizer.")}
+    assert state
+    assert state <= found
 
 
 def test_an_optimizer_in_a_cuda_graph_is_never_watched(
