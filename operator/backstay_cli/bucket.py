@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 import minio
 import urllib3
-from backstay_protocol.pull import Endpoint
 from minio.error import MinioException, S3Error
 
 from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
+from backstay_protocol.pull import Endpoint
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 30.0

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from backstay_cli.catalog.base import Catalog, CorruptCopy, ShardSource, sealed_manifest
+from backstay_cli.catalog.disks import FileSource
+from backstay_cli.errors import EXIT_CORRUPT, EXIT_NOT_FOUND, EXIT_OK, EXIT_UNREACHABLE, NotFound
 from backstay_protocol.errors import CorruptData, Unreachable
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MANIFEST_SUFFIX, SHARD_SUFFIX
 from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import CheckpointStatus
-
-from backstay_cli.catalog.base import Catalog, CorruptCopy, ShardSource, sealed_manifest
-from backstay_cli.catalog.disks import FileSource
-from backstay_cli.errors import EXIT_CORRUPT, EXIT_NOT_FOUND, EXIT_OK, EXIT_UNREACHABLE, NotFound
 
 GOOD = "good"
 CORRUPT = "corrupt"

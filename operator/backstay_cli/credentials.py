@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 
+from backstay_cli.errors import UsageError
 from backstay_protocol.names import (
     ENV_S3_ACCESS_KEY,
     ENV_S3_SECRET_KEY,
     ENV_S3_SESSION_TOKEN,
 )
-
-from backstay_cli.errors import UsageError
 
 
 def credentials() -> tuple[str, str, str]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backstay_cli.catalog.base import Catalog, CorruptCopy, ShardSource
+from backstay_cli.errors import Corrupt, NoAnswer, NotFound, UsageError
 from backstay_protocol import codec
 from backstay_protocol.errors import BackstayError, Cancelled, CorruptData, Unreachable
 from backstay_protocol.files import sync_folder, write_atomically
@@ -23,9 +25,6 @@ from backstay_protocol.ids import CheckpointId, format_rank
 from backstay_protocol.layout import MANIFEST_SUFFIX, SHARD_SUFFIX
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import CheckpointStatus
-
-from backstay_cli.catalog.base import Catalog, CorruptCopy, ShardSource
-from backstay_cli.errors import Corrupt, NoAnswer, NotFound, UsageError
 
 CHECKPOINT_FILE = "checkpoint.json"
 _SHARDS_AT_ONCE = 4

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from backstay_operator.api import InvalidJob, Problem, TrainingJob, read_job
 
 from backstay_cli.errors import NotFound, UsageError
+from backstay_operator.api import InvalidJob, Problem, TrainingJob, read_job
 
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 50_000  # aliases can make a small file a huge tree

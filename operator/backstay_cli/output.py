@@ -10,14 +10,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from backstay_protocol import codec
-from backstay_protocol.errors import (
-    BackstayError,
-    CorruptData,
-    ProtocolError,
-    Refused,
-    Unreachable,
-)
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +20,14 @@ from backstay_cli.errors import (
     EXIT_NOT_FOUND,
     EXIT_UNREACHABLE,
     CommandError,
+)
+from backstay_protocol import codec
+from backstay_protocol.errors import (
+    BackstayError,
+    CorruptData,
+    ProtocolError,
+    Refused,
+    Unreachable,
 )
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from backstay_protocol.clock import SYSTEM_CLOCK
-from backstay_protocol.names import ENV_TOKEN, PORT_API
 
 from backstay_cli.catalog import (
     BucketCatalog,
@@ -30,6 +28,8 @@ from backstay_cli.errors import UsageError
 from backstay_cli.find import LocalJob, choose_job
 from backstay_cli.local import machine
 from backstay_cli.local.store import EmbeddedStore
+from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.names import ENV_TOKEN, PORT_API
 
 T = TypeVar("T")
 

@@ -53,7 +53,6 @@ from backstay_protocol.names import (
     URL_SHARD_MANIFEST,
 )
 from backstay_protocol.pull import Endpoint, get_bytes
-
 from backstay_sidecar import errors
 from backstay_sidecar.errors import ApiError
 from backstay_sidecar.events import Events

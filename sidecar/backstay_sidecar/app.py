@@ -10,12 +10,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backstay_protocol.errors import BackstayError
-from backstay_protocol.names import PROTOCOL_VERSION
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from backstay_protocol.errors import BackstayError
+from backstay_protocol.names import PROTOCOL_VERSION
 from backstay_sidecar import errors
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.auth import Application, CheckProtocol, LimitBody, NeverRaise, RequireToken

@@ -14,7 +14,6 @@ from typing import Any
 
 from backstay_protocol import codec
 from backstay_protocol.names import HEADER_PROTOCOL, PROTOCOL_VERSION, works_with
-
 from backstay_sidecar import errors
 from backstay_sidecar.errors import ApiError
 

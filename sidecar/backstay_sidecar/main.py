@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
+
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.layout import MemoryLayout
-
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.app import applications
 from backstay_sidecar.auth import Application

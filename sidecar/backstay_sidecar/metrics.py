@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
 from backstay_protocol.clock import Clock
 from backstay_protocol.messages import RankProgress, TierState
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 
 class Metrics:

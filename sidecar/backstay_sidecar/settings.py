@@ -26,7 +26,6 @@ from backstay_protocol.names import (
     PORT_HEALTH,
 )
 from backstay_protocol.topology import PodIdentity, Topology, read_pod, read_topology
-
 from backstay_sidecar.errors import SettingsError
 
 DEFAULT_GRACE_SECONDS = 120.0

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from backstay_protocol.clock import Clock
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
-
 from backstay_sidecar import errors
 from backstay_sidecar.errors import ApiError
 from backstay_sidecar.replication.gate import Gated

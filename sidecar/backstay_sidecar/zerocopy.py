@@ -13,14 +13,14 @@ from asyncio import TimerHandle
 from collections.abc import MutableMapping
 from typing import Any
 
-from backstay_protocol import codec
-from backstay_protocol.names import HEADER_PROTOCOL, PROTOCOL_VERSION
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
 
+from backstay_protocol import codec
+from backstay_protocol.names import HEADER_PROTOCOL, PROTOCOL_VERSION
 from backstay_sidecar import errors
 from backstay_sidecar.errors import ApiError
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+
 from backstay_protocol import slots
 from backstay_protocol.errors import Cancelled, DigestMismatch, Unreachable
 from backstay_protocol.ids import CheckpointId

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol import slots
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import DiskLayout, RemoteLayout

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import get_ema_multi_avg_fn as averaging
+
 from backstay import copying, objects
 from backstay.capture import ABSENT_GRADIENTS_KEY, RNG_KEY, SaveResult
 from backstay.errors import UnsupportedValue
@@ -29,9 +33,6 @@ from support.capturing import (
     shard_bytes,
     wrong_values,
 )
-from torch import nn
-from torch.optim.swa_utils import AveragedModel
-from torch.optim.swa_utils import get_ema_multi_avg_fn as averaging
 
 torch.set_num_threads(1)
 

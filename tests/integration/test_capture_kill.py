@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load
+
 from backstay_protocol import slots
 from backstay_protocol.layout import MemoryLayout
-from safetensors.torch import load
 from support.capturing import wrong_values
 
 ROOT = Path(__file__).parents[2]

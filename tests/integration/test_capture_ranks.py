@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
+
 from support import capture_ranks
 
 pytestmark = [

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from click.testing import Result
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
 from backstay_cli.main import app
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import DiskLayout
-from click.testing import Result
-from safetensors.numpy import load_file
 from support.plain_run import (
     CHECKPOINTS,
     DEAD,
@@ -31,7 +33,6 @@ from support.plain_run import (
 )
 from support.s3 import S3Server, s3_server  # noqa: F401
 from support.sidecar import TOKEN, SidecarJob
-from typer.testing import CliRunner
 
 COMMANDS = [
     [],

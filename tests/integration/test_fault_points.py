@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from support.s3 import S3Server, s3_server  # noqa: F401
 from support.training_job import TrainingJob, assert_equal, every_tier
 

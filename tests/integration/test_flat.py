@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from support.training_job import TrainingJob, every_tier
 
 pytestmark = pytest.mark.timeout(240)

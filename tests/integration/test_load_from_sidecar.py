@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import backstay
 import pytest
 import torch
+from torch import nn
+
+import backstay
 from backstay import structure
 from backstay_protocol.topology import LocalTier, MemoryTier, Schedule, Tiers
 from support.sidecar import SidecarJob
-from torch import nn
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -7,6 +7,8 @@ import random
 
 import pytest
 import torch
+from torch import nn
+
 from backstay import structure
 from backstay.capture import ABSENT_GRADIENTS_KEY
 from backstay.errors import StructureMismatch
@@ -16,7 +18,6 @@ from backstay.shard_reader import Reach
 from backstay_protocol.layout import DiskLayout, MemoryLayout
 from support import shards
 from support.range_server import RangeServer
-from torch import nn
 
 
 class Sampler:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch.multiprocessing as mp
+
 from support import load_workers
 
 pytestmark = pytest.mark.timeout(400)

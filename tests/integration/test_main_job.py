@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
 from support.s3 import S3Server, s3_server  # noqa: F401
 from support.training_job import TrainingJob, assert_equal, every_tier

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from backstay_protocol import codec
 from backstay_protocol.errors import Cancelled, DigestMismatch, Unreachable
 from backstay_protocol.layout import RemoteLayout

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+
 from backstay_protocol.errors import Unreachable
 from backstay_sidecar.transfer.retry import RetryPolicy
 from backstay_sidecar.transfer.s3_errors import (

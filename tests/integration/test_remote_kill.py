@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from backstay_sidecar.tiers.remote import RemoteTier
 from support.byte_shards import byte_shard
 from support.remote_tier import (

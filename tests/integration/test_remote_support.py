@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from backstay_sidecar.tiers.remote import RemoteStore
 from support.s3 import S3Server
 from support.s3_faults import S3Faults

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from backstay_protocol.ids import CheckpointId, first_attempt_of
 from backstay_protocol.layout import RemoteLayout
 from backstay_protocol.messages import JobView

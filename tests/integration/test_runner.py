@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.local_job import FAKES, LocalRun, command, manifest, survivors, wait_until
 
 pytestmark = pytest.mark.timeout(120)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
+
 from support.local_job import LocalRun, command, manifest, survivors
 
 pytestmark = pytest.mark.timeout(600)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from backstay_cli.local import tree
 from backstay_cli.local.processes import Exit, Process, ProcessSpec
 from support.local_job import ENV_MARK, survivors, wait_until

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol.names import REMOTE
 from backstay_protocol.topology import RestoreOptions, Tiers
 from support.s3 import S3Server, s3_server  # noqa: F401

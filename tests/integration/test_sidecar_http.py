@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol import slots
 from backstay_protocol.messages import AgentStatus
 from backstay_protocol.names import (

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol import slots
 from backstay_protocol.manifest import FORCED
 from backstay_protocol.messages import AgentStatus, CaptureNotice, TierState

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, URL_STATUS
 from support.training_job import TrainingJob, every_tier
 
@@ -64,7 +65,7 @@ def small_volume(path: Path, size: str) -> Iterator[Path]:
 
 def test_a_memory_volume_that_is_too_small_is_told_with_the_number_needed(tmp_path: Path) -> None:
     job = TrainingJob(tmp_path, replicas=1, steps=6, step_seconds=0.0)
-    with job, small_volume(Path(job.sidecars.memory(0).root), "64k"):
+    with job, small_volume(Path(job.sidecars.memory(0).root), "256k"):
         job.start()
         job.wait(lambda: job.events(0, "started"), "the rank")
         ended = job._ranks[0].wait(90)
@@ -99,7 +100,7 @@ def test_a_full_local_disk_degrades_that_tier_and_is_caught_up_with(tmp_path: Pa
     disk = tmp_path / "disk"
     with small_volume(disk, "2m"):
         tiers = every_tier(disk, neighbor=False)
-        with TrainingJob(tmp_path, replicas=1, steps=30, step_seconds=0.2, tiers=tiers) as job:
+        with TrainingJob(tmp_path, replicas=1, steps=150, step_seconds=0.2, tiers=tiers) as job:
             job.start()
             job.wait_complete(LOCAL, 2)
             ballast = disk / "ballast"

@@ -10,22 +10,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from backstay_protocol.names import ENV_TOKEN, PORT_API
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+from backstay_protocol.names import ENV_TOKEN, PORT_API
 from support.s3 import S3Server, s3_server  # noqa: F401
 from support.sidecar import TOKEN
 from support.training_job import TrainingJob, assert_equal, every_tier
-from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture
-def two_ranks(tmp_path: Path, s3_server: S3Server) -> tuple[str, dict[str, torch.Tensor], Path]:  # noqa: F811
+@pytest.fixture(scope="module")
+def two_ranks(
+    tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server
+) -> tuple[str, dict[str, torch.Tensor], Path]:
     """A finished FSDP2 run of two ranks: its bucket, its last state, its pulled checkpoint."""
     bucket = s3_server.make_bucket()
-    folder = tmp_path / "two"
-    pulled = tmp_path / "pulled"
+    folder = tmp_path_factory.mktemp("two")
+    pulled = folder / "pulled"
     tiers = every_tier(folder / "disk", endpoint=s3_server.endpoint, bucket=bucket)
     keys = (s3_server.access_key, s3_server.secret_key)
     with TrainingJob(folder, kind="fsdp", steps=6, tiers=tiers, s3_keys=keys) as job:
@@ -33,7 +36,7 @@ def two_ranks(tmp_path: Path, s3_server: S3Server) -> tuple[str, dict[str, torch
         job.finish()
         address = f"{job.sidecars.host(0)}:{PORT_API}"
         command = [
-            sys.executable, "-m", "backstay_cli", "pull", "--address", address,
+            sys.executable, "-m", "backstay_cli.main", "pull", "--address", address,
             "--step", "latest", "--out", str(pulled),
         ]  # fmt: skip
         subprocess.run(command, check=True, env={**os.environ, ENV_TOKEN: TOKEN})

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from backstay_protocol.control import Word
 from safetensors.torch import save_file
-from support.capturing import ATTEMPT, Rank, shard_bytes
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from backstay_protocol.control import Word
+from support.capturing import ATTEMPT, Rank, shard_bytes
 
 WORLD_SIZE = 2
 

@@ -15,10 +15,11 @@ import time
 
 import torch
 import torch._dynamo  # by the first optimizer anyway: once, not in each trainer
+from torch import nn
+
 from backstay import copying
 from backstay_protocol import faults
 from support.capturing import ATTEMPT, FillOptimizer, Rank
-from torch import nn
 
 
 def train(folder: str, first: int, last: int) -> None:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors.torch import load
+
 from backstay.capture import Bounds, CaptureEngine
 from backstay.shardfile import ShardIndex, read_header
 from backstay_protocol import slots
@@ -15,7 +17,6 @@ from backstay_protocol.control import ControlBlock, Word
 from backstay_protocol.layout import MemoryLayout
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import CaptureNotice
-from safetensors.torch import load
 
 ATTEMPT = 1_000_001
 QUICK = Bounds(word_seconds=0.05, slot_seconds=0.1, reserve_seconds=30.0)

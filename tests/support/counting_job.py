@@ -9,10 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-import backstay
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+import backstay
 
 NUM_STEPS, PERMIT = int(sys.argv[1]), Path(sys.argv[2])
 

@@ -17,6 +17,11 @@ import numpy
 import safetensors.torch
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+
 from backstay import structure
 from backstay.capture import ABSENT_GRADIENTS_KEY
 from backstay.load import Loader, LoadSettings
@@ -24,10 +29,6 @@ from backstay.plan import local_plan, make_plan, process_group_gather
 from backstay.shard_reader import Reach
 from backstay_protocol.layout import MemoryLayout
 from support import shards
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
-from torch.nn.parallel import DistributedDataParallel
 
 
 class Position:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from minio import Minio
+from safetensors.numpy import save
+
 from backstay_cli.digest import digest, fingerprint
 from backstay_cli.local.state import LocalStatus, NodeRecord, StateFolder
 from backstay_operator.decide import JobRecord
@@ -25,8 +28,6 @@ from backstay_protocol.records import (
     CommitRecord,
     CommitShard,
 )
-from minio import Minio
-from safetensors.numpy import save
 
 RUN = "team/plain"
 CHUNK_BYTES = 4096

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from backstay_protocol import choice, commit, history, promises, retention, rounds
 from backstay_protocol.choice import RestoreView
 from backstay_protocol.history import Chain, Lineage

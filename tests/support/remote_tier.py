@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+
 from backstay_protocol.layout import RemoteLayout
 from backstay_sidecar.tiers.remote import RemoteStore, RemoteTier
 from backstay_sidecar.transfer.retry import RetryPolicy

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
 from backstay import objects, rng
 from backstay.capture import RNG_KEY
 from backstay.digest import digest, fingerprint

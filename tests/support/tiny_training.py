@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import backstay
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -24,6 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import backstay
 
 WIDTH, TOKENS, BATCH = 32, 50, 8
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+
 from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.messages import CheckpointList, JobView
@@ -48,7 +50,6 @@ from backstay_protocol.topology import (
     Schedule,
     Tiers,
 )
-from safetensors.torch import load_file
 from support.nursery import Rank, nursery
 from support.sidecar import SidecarJob
 

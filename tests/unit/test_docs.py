@@ -15,6 +15,8 @@ import httpx
 import pytest
 import typer
 import yaml
+from fastapi.routing import APIRoute
+
 from backstay_cli.main import app as command
 from backstay_operator.api import read_job
 from backstay_protocol import codec
@@ -24,7 +26,6 @@ from backstay_sidecar.agent import Agent
 from backstay_sidecar.app import applications
 from backstay_sidecar.routes import health
 from backstay_sidecar.settings import Settings
-from fastapi.routing import APIRoute
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

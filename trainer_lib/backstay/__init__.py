@@ -5,12 +5,11 @@ A script needs `Checkpointer` and nothing else; the other names are what it retu
 
 from __future__ import annotations
 
-from backstay_protocol.errors import BackstayError
-
 from backstay.capture import SaveResult
 from backstay.checkpointer import Checkpointer
 from backstay.errors import MisuseError, RestoreFailed, UnsupportedValue
 from backstay.restore import RestorePoint
+from backstay_protocol.errors import BackstayError
 
 __all__ = [
     "BackstayError",

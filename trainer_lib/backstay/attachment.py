@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from backstay_protocol.clock import SYSTEM_CLOCK
-from backstay_protocol.control import ControlBlock, State, Word
-from backstay_protocol.layout import MemoryLayout
-from backstay_protocol.names import ENV_VOLUME
-
 from backstay.client import SidecarClient
 from backstay.control_thread import ControlThread
 from backstay.errors import MisuseError
 from backstay.settings import Settings
+from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.control import ControlBlock, State, Word
+from backstay_protocol.layout import MemoryLayout
+from backstay_protocol.names import ENV_VOLUME
 
 _TRAINERS_WORDS = range(Word.PID, Word.SAVE_AT_STEP)
 

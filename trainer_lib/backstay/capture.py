@@ -30,15 +30,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from backstay_protocol import slots as protocol
-from backstay_protocol.clock import SYSTEM_CLOCK, Clock
-from backstay_protocol.control import ControlBlock, Word
-from backstay_protocol.faults import fault
-from backstay_protocol.ids import CheckpointId
-from backstay_protocol.layout import MemoryLayout
-from backstay_protocol.manifest import SCHEDULE, Manifest
-from backstay_protocol.messages import CaptureNotice
-from backstay_protocol.names import DEFAULT_CHUNK_BYTES, DEFAULT_SLOTS, RESERVED
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -53,6 +44,15 @@ from backstay.slotmap import Mapping as SlotMapping
 from backstay.slotmap import Slot, SlotMap
 from backstay.structure import NamedTensor, Structure, walk
 from backstay.trust import Trust, graph_is_recorded
+from backstay_protocol import slots as protocol
+from backstay_protocol.clock import SYSTEM_CLOCK, Clock
+from backstay_protocol.control import ControlBlock, Word
+from backstay_protocol.faults import fault
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.layout import MemoryLayout
+from backstay_protocol.manifest import SCHEDULE, Manifest
+from backstay_protocol.messages import CaptureNotice
+from backstay_protocol.names import DEFAULT_CHUNK_BYTES, DEFAULT_SLOTS, RESERVED
 
 __all__ = ["ABSENT_GRADIENTS_KEY", "RNG_KEY", "Bounds", "CaptureEngine", "SaveResult"]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from backstay_protocol.names import RESERVED, rank_name
 
 from backstay.boxes import Box
 from backstay.shard_reader import Shard
 from backstay.shardfile import Entry, ShardIndex
+from backstay_protocol.names import RESERVED, rank_name
 
 _RANK_PREFIX = f"{RESERVED}rank."
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from backstay.client import SHORT_SECONDS, SidecarClient
+from backstay.restore import Messages
+from backstay.schedule import Words
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
 from backstay_protocol.control import State, Word
 from backstay_protocol.errors import BackstayError
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import JobView
 from backstay_protocol.names import REMOTE, URL_JOB
-
-from backstay.client import SHORT_SECONDS, SidecarClient
-from backstay.restore import Messages
-from backstay.schedule import Words
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0

@@ -15,9 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from backstay_protocol.faults import fault
-from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import Decision
 
 from backstay import rng
 from backstay.boxes import Box, intersect, subtract
@@ -30,6 +27,9 @@ from backstay.saved_objects import OnWorldChange, SavedObjects, keep_or_merge
 from backstay.scatter import Piece, Targets
 from backstay.shard_reader import NoSource, Reach, Shard, in_threads
 from backstay.structure import GRADIENT_PREFIX, Kind, NamedTensor, Structure
+from backstay_protocol.faults import fault
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.messages import Decision
 
 SHARDS_AT_ONCE = 4
 NAMES_SHOWN = 20

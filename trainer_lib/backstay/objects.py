@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from backstay_protocol.errors import CorruptData
-from backstay_protocol.names import RESERVED
 
 from backstay.errors import UnsupportedValue
+from backstay_protocol.errors import CorruptData
+from backstay_protocol.names import RESERVED
 
 TYPE = "$"
 VALUE = "v"

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
+from torch.distributed.tensor import DTensor
+
 from backstay.catalog import Described
 from backstay.errors import StructureMismatch
 from backstay.structure import OptimizerEntry
-from torch.distributed.tensor import DTensor
 
 
 def create_states(optimizers: Iterable[OptimizerEntry], saved: Mapping[str, Described]) -> None:

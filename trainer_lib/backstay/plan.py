@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from backstay_protocol.names import PLAN_LOCAL, rank_name
 
 from backstay.digest import DIGEST_BYTES, RunningDigest, binary_digest
 from backstay.shardfile import Item
 from backstay.structure import Kind, NamedTensor, Structure, local_of
+from backstay_protocol.names import PLAN_LOCAL, rank_name
 
 Gather = Callable[[bytes], list[bytes]]
 """Gives every rank's bytes, in the order of ranks. All ranks call it together."""

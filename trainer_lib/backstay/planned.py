@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 import torch
-from backstay_protocol.names import rank_name
 
 from backstay import plan
 from backstay.copying import Batch, Copy, batches
@@ -20,6 +19,7 @@ from backstay.savejob import Watched
 from backstay.shardfile import Frame, HeaderFull, Item, Layout
 from backstay.slotmap import Mapping, Slot
 from backstay.structure import Kind, NamedTensor, Structure
+from backstay_protocol.names import rank_name
 
 logger = logging.getLogger("backstay")
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from backstay_protocol.errors import BackstayError
-from backstay_protocol.messages import RestoreReply, TierState
-from backstay_protocol.names import REMOTE
-
 from backstay.client import SidecarClient
 from backstay.plan import estimated_bytes
 from backstay.structure import Kind, Structure
+from backstay_protocol.errors import BackstayError
+from backstay_protocol.messages import RestoreReply, TierState
+from backstay_protocol.names import REMOTE
 
 SPARE = 1.1  # volume size = slots + 10 %
 STATE_TENSORS = {"SGD": 1, "Adagrad": 1, "RMSprop": 1, "Rprop": 2, "Lion": 1, "Muon": 1}

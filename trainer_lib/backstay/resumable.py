@@ -9,11 +9,11 @@ from collections.abc import MutableMapping, MutableSequence
 from typing import Any
 
 import torch
-from backstay_protocol.names import RESERVED
 from torch import nn
 from torch.utils.data import DataLoader
 
 from backstay.errors import UnsupportedValue
+from backstay_protocol.names import RESERVED
 
 
 def is_stateful(thing: Any, path: str) -> bool:

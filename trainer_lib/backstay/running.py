@@ -12,14 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backstay_protocol.clock import SYSTEM_CLOCK
-from backstay_protocol.control import State, Word
-from backstay_protocol.errors import BackstayError
-from backstay_protocol.ids import CheckpointId
-from backstay_protocol.manifest import FORCED, SCHEDULE
-from backstay_protocol.messages import CaptureNotice
-from backstay_protocol.names import MEMORY
-
 from backstay import preflight
 from backstay.attachment import Attachment
 from backstay.capture import CaptureEngine, SaveResult
@@ -31,6 +23,13 @@ from backstay.schedule import due
 from backstay.settings import Settings
 from backstay.structure import Structure
 from backstay.telling import teller, warn
+from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.control import State, Word
+from backstay_protocol.errors import BackstayError
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.manifest import FORCED, SCHEDULE
+from backstay_protocol.messages import CaptureNotice
+from backstay_protocol.names import MEMORY
 
 logger = logging.getLogger("backstay")
 

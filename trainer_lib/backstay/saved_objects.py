@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
+
 from backstay import objects
 from backstay.capture import RNG_KEY
 from backstay.digest import binary_digest

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
-from backstay_protocol.manifest import Manifest
 
 from backstay.copying import Copy, Transfer
 from backstay.shardfile import Frame
 from backstay.slotmap import Mapping
 from backstay.structure import NamedTensor
+from backstay_protocol.manifest import Manifest
 
 
 class Skip(Exception):

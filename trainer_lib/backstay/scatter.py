@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
+
 from backstay.boxes import is_run, position
 
 MOST_VIEWS = 1024  # IOV_MAX

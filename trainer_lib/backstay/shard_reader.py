@@ -19,6 +19,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
 import torch
+
+from backstay.digest import RunningDigest, digest, fingerprint
+from backstay.scatter import Targets
+from backstay.shardfile import ShardIndex, read_header
 from backstay_protocol import slots
 from backstay_protocol.errors import CorruptData, DigestMismatch, Unreachable, VersionMismatch
 from backstay_protocol.files import read_small
@@ -27,10 +31,6 @@ from backstay_protocol.layout import MemoryLayout
 from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import BadSource, ShardSources, Source
 from backstay_protocol.pull import Endpoint, get_bytes, pull
-
-from backstay.digest import RunningDigest, digest, fingerprint
-from backstay.scatter import Targets
-from backstay.shardfile import ShardIndex, read_header
 
 T = TypeVar("T")
 Done = Callable[[int], None]

@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+
 from backstay_protocol.errors import CorruptData
 from backstay_protocol.names import RESERVED, objects_name
 

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from backstay.savejob import Skip
+from backstay.slotchoice import Chain, Choice, SlotContent, Word, choose_slot
+from backstay.slotmap import Mapping, Slot, SlotMap
 from backstay_protocol import slots as protocol
 from backstay_protocol.clock import Clock
 from backstay_protocol.control import Word as ControlWord
@@ -18,10 +21,6 @@ from backstay_protocol.errors import BackstayError
 from backstay_protocol.faults import fault
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MemoryLayout
-
-from backstay.savejob import Skip
-from backstay.slotchoice import Chain, Choice, SlotContent, Word, choose_slot
-from backstay.slotmap import Mapping, Slot, SlotMap
 
 POLL_SECONDS = 0.002
 LONGEST_POLL_SECONDS = 0.05

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
 from backstay_protocol.layout import MemoryLayout
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from backstay_protocol.names import RESERVED
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -36,6 +35,7 @@ from backstay.resumable import (
     is_stateful,
 )
 from backstay.values import ExtraState, OptimizerValues, PlainValue, StatefulValue, Value
+from backstay_protocol.names import RESERVED
 
 GRADIENT_PREFIX = f"{RESERVED}grad."
 PLAIN_TYPES = (str, bytes, int, float, complex, bool, type(None))

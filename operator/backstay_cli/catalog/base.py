@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from backstay_cli.digest import fingerprint
 from backstay_protocol.errors import CorruptData
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import CheckpointList, CheckpointStatus
-
-from backstay_cli.digest import fingerprint
 
 Deliver = Callable[[int, memoryview], None]
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_manifest
+from backstay_cli.digest import digest
+from backstay_cli.errors import NotFound
 from backstay_protocol import codec
 from backstay_protocol.errors import CorruptData, ProtocolError
 from backstay_protocol.history import Chain, Lineage, newest_lineage
@@ -17,10 +20,6 @@ from backstay_protocol.messages import CheckpointList, CheckpointStatus
 from backstay_protocol.names import REMOTE
 from backstay_protocol.pull import Endpoint, pull
 from backstay_protocol.records import AttemptRecord, CommitRecord
-
-from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_manifest
-from backstay_cli.digest import digest
-from backstay_cli.errors import NotFound
 
 T = TypeVar("T")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from backstay_protocol.errors import Unreachable
-from backstay_protocol.messages import CheckpointList, CheckpointStatus
-
 from backstay_cli.catalog.base import Catalog, CorruptCopy, ShardSource
 from backstay_cli.errors import NoAnswer
+from backstay_protocol.errors import Unreachable
+from backstay_protocol.messages import CheckpointList, CheckpointStatus
 
 
 class ChainedCatalog:

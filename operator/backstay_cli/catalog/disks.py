@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_manifest
+from backstay_cli.digest import digest
 from backstay_protocol.completeness import complete_in
 from backstay_protocol.errors import Cancelled, CorruptData, DigestMismatch, ProtocolError
 from backstay_protocol.history import Chain, newest_lineage
@@ -19,9 +21,6 @@ from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import CheckpointList, CheckpointStatus, ShardCopy
 from backstay_protocol.names import LOCAL, NEIGHBOR
 from backstay_protocol.records import AttemptFile, AttemptRecord
-
-from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_manifest
-from backstay_cli.digest import digest
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from backstay_cli.errors import NotFound, UsageError
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import CheckpointList, CheckpointStatus
-
-from backstay_cli.errors import NotFound, UsageError
 
 LATEST = "latest"
 _SHOWN = 5

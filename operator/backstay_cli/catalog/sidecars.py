@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_manifest
+from backstay_cli.digest import digest
+from backstay_cli.errors import UsageError
 from backstay_protocol import codec
 from backstay_protocol.errors import CorruptData, ProtocolError, Refused, Unreachable
 from backstay_protocol.ids import CheckpointId
@@ -30,10 +33,6 @@ from backstay_protocol.names import (
     URL_SHARD_MANIFEST,
 )
 from backstay_protocol.pull import Endpoint, exchange, get_bytes, pull
-
-from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_manifest
-from backstay_cli.digest import digest
-from backstay_cli.errors import UsageError
 
 T = TypeVar("T")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from backstay_protocol.errors import ProtocolError
-from backstay_protocol.names import ENV_TOKEN
-from backstay_protocol.topology import read_topology
 
 from backstay_cli.errors import NotFound, UsageError
 from backstay_cli.output import told_errors
+from backstay_protocol.errors import ProtocolError
+from backstay_protocol.names import ENV_TOKEN
+from backstay_protocol.topology import read_topology
 
 HELP = """Run the sidecar of one replica beside any launcher.
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from backstay_operator.api.quantity import format_bytes
-from backstay_protocol.clock import SYSTEM_CLOCK
 
 from backstay_cli.errors import EXIT_CODES_HELP, NotFound
 from backstay_cli.find import LocalJob, choose_job, local_jobs
@@ -22,6 +20,8 @@ from backstay_cli.local.machine import folder_bytes
 from backstay_cli.local.state import StateFolder, control_socket, default_state_dir, memory_root
 from backstay_cli.manifest_file import load_job
 from backstay_cli.output import Format, OutputOption, print_json, print_table, told_errors
+from backstay_operator.api.quantity import format_bytes
+from backstay_protocol.clock import SYSTEM_CLOCK
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -5,10 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import typer
-from backstay_operator.api.quantity import format_bytes
-from backstay_protocol.clock import SYSTEM_CLOCK
-from backstay_protocol.messages import CheckpointList, CheckpointStatus, JobView
-from backstay_protocol.names import PORT_API, TIERS
 
 from backstay_cli.catalog import SidecarCatalog
 from backstay_cli.errors import UsageError
@@ -29,6 +25,10 @@ from backstay_cli.where import (
     Where,
     with_catalog,
 )
+from backstay_operator.api.quantity import format_bytes
+from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.messages import CheckpointList, CheckpointStatus, JobView
+from backstay_protocol.names import PORT_API, TIERS
 
 CHECKPOINTS_HELP = f"""List a run's checkpoints, newest first: where they are complete, how safe.
 

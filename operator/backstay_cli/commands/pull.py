@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from backstay_operator.api.quantity import format_bytes
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -37,6 +36,7 @@ from backstay_cli.where import (
     Where,
     with_catalog,
 )
+from backstay_operator.api.quantity import format_bytes
 
 PULL_HELP = f"""Copy a checkpoint into a folder, every chunk verified, all or nothing.
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
-from backstay_operator.api.quantity import format_bytes
-from backstay_protocol.names import TIERS
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
 from backstay_cli.local import events
 from backstay_cli.local.events import Event
+from backstay_operator.api.quantity import format_bytes
+from backstay_protocol.names import TIERS
 
 _PROGRESS_SECONDS = 5.0
 _LOGS_SHOWN = 6

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from backstay_cli.local import tree
+from backstay_cli.local.tree import ProcessId
 from backstay_protocol.control import ControlBlock, State, Word
 from backstay_protocol.errors import BackstayError
 from backstay_protocol.layout import MemoryLayout
-
-from backstay_cli.local import tree
-from backstay_cli.local.tree import ProcessId
 
 _TAIL_BYTES = 16 << 10
 _LAST_WORDS = re.compile(r"^(?:\[[^]]*\]:)?\s*[\w.]*(?:Error|Exception|Exit|Interrupt)\b.*")

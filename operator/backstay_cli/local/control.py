@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from backstay_cli.errors import CommandError, NoAnswer
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
-
-from backstay_cli.errors import CommandError, NoAnswer
 
 _MOST_BYTES = 64 << 10
 _PATIENCE_SECONDS = 60.0

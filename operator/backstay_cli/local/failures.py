@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from backstay_operator.api.names import TRAINER
-
 from backstay_cli.errors import CommandError
 from backstay_cli.local import tree
 from backstay_cli.local.control import FAILURES, FailOrder
 from backstay_cli.local.kubelet import Pod
 from backstay_cli.local.machine import Nodes
+from backstay_operator.api.names import TRAINER
 
 
 @dataclass(frozen=True, kw_only=True)

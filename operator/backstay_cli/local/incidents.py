@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from backstay_protocol.messages import JobView
-
 from backstay_cli.local.events import Recovered
+from backstay_protocol.messages import JobView
 
 
 @dataclass

@@ -13,13 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
-from backstay_operator.api.names import SIDECAR, TRAINER
-from backstay_operator.decide import ContainerState, Ended, PodState, Restart, after_end
-from backstay_operator.decide.containers import ended, started
-from backstay_operator.settings import RestartSettings
-from backstay_protocol.clock import Clock
-from backstay_protocol.names import PORT_HEALTH, URL_HEALTHZ, URL_PRESTOP
-from backstay_protocol.topology import PodIdentity
 
 from backstay_cli.local import tree
 from backstay_cli.local.events import (
@@ -30,6 +23,13 @@ from backstay_cli.local.events import (
     PodStarted,
 )
 from backstay_cli.local.processes import Exit, Process, ProcessSpec, living_shims
+from backstay_operator.api.names import SIDECAR, TRAINER
+from backstay_operator.decide import ContainerState, Ended, PodState, Restart, after_end
+from backstay_operator.decide.containers import ended, started
+from backstay_operator.settings import RestartSettings
+from backstay_protocol.clock import Clock
+from backstay_protocol.names import PORT_HEALTH, URL_HEALTHZ, URL_PRESTOP
+from backstay_protocol.topology import PodIdentity
 
 _PROBE_SECONDS = 0.1
 _STARTUP_SECONDS = 90.0

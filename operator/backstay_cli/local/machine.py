@@ -9,12 +9,11 @@ import socket
 import zlib
 from pathlib import Path
 
+from backstay_cli.errors import CommandError, UsageError
+from backstay_cli.local.state import SHM, StateFolder, memory_root
 from backstay_operator.api import TrainingJob
 from backstay_operator.api.quantity import format_bytes
 from backstay_protocol.names import PORT_API, PORT_HEALTH
-
-from backstay_cli.errors import CommandError, UsageError
-from backstay_cli.local.state import SHM, StateFolder, memory_root
 
 MOST_REPLICAS = 100  # addresses 127.a.b.100 to .199: equal length, so they sort as numbers do
 _FIRST_HOST = 100

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backstay_cli.errors import UsageError
+from backstay_cli.local.processes import ProcessSpec
 from backstay_operator.api.job import TrainingJob
 from backstay_operator.api.names import SIDECAR, TRAINER
 from backstay_operator.api.template import LAUNCHER_ENV
 from backstay_operator.manifests.pods import SHM_VOLUME
 from backstay_protocol.names import ENV_EXIT_WITH_PARENT
-
-from backstay_cli.errors import UsageError
-from backstay_cli.local.processes import ProcessSpec
 
 _FOREIGN_PREFIXES = ("BACKSTAY_", "PET_", "TORCHELASTIC_")
 

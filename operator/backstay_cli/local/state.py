@@ -27,12 +27,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from backstay_cli.errors import CommandError, UsageError
 from backstay_operator.decide.observed import JobRecord
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
 from backstay_protocol.files import write_atomically
-
-from backstay_cli.errors import CommandError, UsageError
 
 ENV_HOME = "BACKSTAY_HOME"
 SHM = "/dev/shm"

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backstay_protocol.clock import Clock
-from backstay_protocol.files import write_atomically
-
 from backstay_cli.errors import CommandError
 from backstay_cli.local.machine import free_ports
 from backstay_cli.local.podspec import base_environment
 from backstay_cli.local.processes import Exit, Process, ProcessSpec
+from backstay_protocol.clock import Clock
+from backstay_protocol.files import write_atomically
 
 if TYPE_CHECKING:
     from backstay_cli.bucket import Bucket

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import httpx
+
+from backstay_cli.local.events import Event, Notice, Progress, RestoreBegun, RestoreDone
+from backstay_cli.local.incidents import Incidents
 from backstay_operator.decide import LeaderFacts
 from backstay_protocol import codec
 from backstay_protocol.clock import Clock
@@ -15,9 +18,6 @@ from backstay_protocol.errors import ProtocolError
 from backstay_protocol.ids import attempt_for_people
 from backstay_protocol.messages import JobView, RestoreView
 from backstay_protocol.names import PORT_API, URL_JOB
-
-from backstay_cli.local.events import Event, Notice, Progress, RestoreBegun, RestoreDone
-from backstay_cli.local.incidents import Incidents
 
 _BEGINNING = ("Joining", "Restoring")
 _PROGRESS_SECONDS = 1.0

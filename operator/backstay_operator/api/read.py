@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from backstay_protocol.names import DEFAULT_SLOTS
-from backstay_protocol.topology import ManualChoice, RestoreOptions, Retention, Schedule
-
 from backstay_operator.api.job import (
     EPHEMERAL,
     HOST_PATH,
@@ -27,6 +24,8 @@ from backstay_operator.api.job import (
 from backstay_operator.api.names import API_VERSION, KIND
 from backstay_operator.api.section import InvalidJob, Problem, Section
 from backstay_operator.api.template import read_template
+from backstay_protocol.names import DEFAULT_SLOTS
+from backstay_protocol.topology import ManualChoice, RestoreOptions, Retention, Schedule
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,%d}[a-z0-9])?"
 _NAME = _LABEL % 48  # 50: pod names and hostnames are made of it

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from backstay_operator.api.job import TORCHRUN
+from backstay_operator.api.names import SIDECAR, TRAINER
+from backstay_operator.api.quantity import parse_quantity
+from backstay_operator.api.section import Section
 from backstay_protocol.names import (
     ENV_POD,
     ENV_REPLICA,
@@ -16,11 +20,6 @@ from backstay_protocol.names import (
     ENV_TOPOLOGY,
     ENV_VOLUME,
 )
-
-from backstay_operator.api.job import TORCHRUN
-from backstay_operator.api.names import SIDECAR, TRAINER
-from backstay_operator.api.quantity import parse_quantity
-from backstay_operator.api.section import Section
 
 _EXAMPLE = "`podTemplate: {spec: {containers: [{name: trainer, command: [torchrun, train.py]}]}}`"
 _OWN_POD_FIELDS = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backstay_protocol.topology import PodIdentity
-
 from backstay_operator.decide.observed import JobRecord
+from backstay_protocol.topology import PodIdentity
 
 
 @dataclass(frozen=True, kw_only=True)

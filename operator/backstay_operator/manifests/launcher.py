@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from math import ceil
 
-from backstay_protocol.names import ENV_EXIT_WITH_PARENT
-
 from backstay_operator.api.job import NONE, STATIC, TrainingJob
 from backstay_operator.api.quantity import parse_quantity
 from backstay_operator.manifests.wiring import Addresses
+from backstay_protocol.names import ENV_EXIT_WITH_PARENT
 
 _MANY_RESTARTS = 1000  # the restore barrier holds budget and backoff, not torchrun
 _SHUTDOWN_MARGIN_SECONDS = 30

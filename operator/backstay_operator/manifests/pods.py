@@ -6,24 +6,6 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from backstay_protocol import codec
-from backstay_protocol.names import (
-    ENV_POD,
-    ENV_REPLICA,
-    ENV_S3_ACCESS_KEY,
-    ENV_S3_SECRET_KEY,
-    ENV_S3_SESSION_TOKEN,
-    ENV_TOKEN,
-    ENV_TOPOLOGY,
-    ENV_VOLUME,
-    PORT_API,
-    PORT_HEALTH,
-    URL_HEALTHZ,
-    URL_PRESTOP,
-    URL_READYZ,
-)
-from backstay_protocol.topology import PodIdentity
-
 from backstay_operator.api.job import EPHEMERAL, HOST_PATH, LocalSpec, TrainingJob
 from backstay_operator.api.names import (
     GROUP,
@@ -45,6 +27,23 @@ from backstay_operator.manifests.wiring import (
     hostname,
     pod_name,
 )
+from backstay_protocol import codec
+from backstay_protocol.names import (
+    ENV_POD,
+    ENV_REPLICA,
+    ENV_S3_ACCESS_KEY,
+    ENV_S3_SECRET_KEY,
+    ENV_S3_SESSION_TOKEN,
+    ENV_TOKEN,
+    ENV_TOPOLOGY,
+    ENV_VOLUME,
+    PORT_API,
+    PORT_HEALTH,
+    URL_HEALTHZ,
+    URL_PRESTOP,
+    URL_READYZ,
+)
+from backstay_protocol.topology import PodIdentity
 
 ANNOTATION_IDENTITY = f"{GROUP}/pod"
 MEMORY_VOLUME = "backstay-memory"

@@ -14,7 +14,6 @@ from backstay_protocol.errors import Unreachable
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import ShardCopy
-
 from backstay_sidecar.tiers.base import ShardReader, WritableTier
 
 

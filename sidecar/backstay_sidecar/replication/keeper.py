@@ -21,7 +21,6 @@ from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import ReplicaOffer, ReplicaReply
 from backstay_protocol.names import NEIGHBOR, URL_SHARD
 from backstay_protocol.pull import Endpoint, pull
-
 from backstay_sidecar.digest import digest
 from backstay_sidecar.replication.replicator import Emit, Meter
 from backstay_sidecar.replication.wanted import ShardKey

@@ -15,7 +15,6 @@ from dataclasses import replace
 from backstay_protocol.clock import Clock
 from backstay_protocol.errors import BackstayError
 from backstay_protocol.messages import FlushReply
-
 from backstay_sidecar.replication.replicator import Emit
 
 MARGIN_SECONDS = 20.0

@@ -21,7 +21,6 @@ from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import ShardPlan
 from backstay_protocol.names import REMOTE, URL_SHARD, URL_SHARD_MANIFEST
 from backstay_protocol.pull import Endpoint, get_bytes, pull
-
 from backstay_sidecar.digest import digest
 from backstay_sidecar.replication.replicator import Emit
 from backstay_sidecar.tiers.base import ShardReader

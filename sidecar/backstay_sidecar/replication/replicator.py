@@ -27,7 +27,6 @@ from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
 from backstay_protocol.schedules import due
 from backstay_protocol.slots import SlotBusy
 from backstay_protocol.topology import Schedule, Tiers
-
 from backstay_sidecar.replication.sealer import Sealed, Sealer
 from backstay_sidecar.replication.wanted import LeaderWord, Shard, ShardKey, wanted
 from backstay_sidecar.replication.worker import TierWorker

@@ -17,7 +17,6 @@ from backstay_protocol.errors import BackstayError, CorruptData, VersionMismatch
 from backstay_protocol.faults import fault
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.slots import SlotBusy
-
 from backstay_sidecar.digest import fingerprint
 from backstay_sidecar.tiers.base import ShardReader
 from backstay_sidecar.tiers.disk import DiskStore, DiskWriter

@@ -19,7 +19,6 @@ from typing import Protocol
 from backstay_protocol.clock import Clock
 from backstay_protocol.errors import BackstayError, Cancelled, CorruptData
 from backstay_protocol.manifest import Manifest
-
 from backstay_sidecar.replication.retry import Retry
 from backstay_sidecar.replication.wanted import Shard, ShardKey
 from backstay_sidecar.tiers.base import ShardReader, TierFull, Unfit, WritableTier

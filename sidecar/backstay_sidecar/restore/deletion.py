@@ -12,7 +12,6 @@ from backstay_protocol.commit import Deleting, Deletion
 from backstay_protocol.faults import fault
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.records import Intent
-
 from backstay_sidecar.restore.remote_book import RemoteBook
 
 

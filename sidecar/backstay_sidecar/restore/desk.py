@@ -22,7 +22,6 @@ from backstay_protocol.messages import (
     RestoreRequest,
     VerdictReply,
 )
-
 from backstay_sidecar.restore.signals import Changes
 
 REMEMBERED_NONCES = 1000

@@ -26,7 +26,6 @@ from backstay_protocol.retention import ThinView, thin
 from backstay_protocol.ring import Ring, neighbors
 from backstay_protocol.schedules import chosen_by_time, due
 from backstay_protocol.topology import Schedule, Topology
-
 from backstay_sidecar.restore.census import Census
 from backstay_sidecar.restore.orders import Look, OrderBook
 

@@ -31,7 +31,6 @@ from backstay_protocol.messages import (
 )
 from backstay_protocol.names import REMOTE
 from backstay_protocol.topology import PodIdentity, Topology
-
 from backstay_sidecar.restore import views
 from backstay_sidecar.restore.duties import Duties
 from backstay_sidecar.restore.ports import Emit, MemberDoor, Peers, RemoteStore

@@ -52,7 +52,6 @@ from backstay_protocol.messages import (
 from backstay_protocol.names import PROTOCOL_VERSION, TIERS, works_with
 from backstay_protocol.records import AttemptRecord, AttemptState
 from backstay_protocol.topology import PodIdentity, Topology
-
 from backstay_sidecar.restore.desk import REPLACED, Desk
 from backstay_sidecar.restore.ports import Emit, LeaderDoor, Peers, RemoteStore, Shelf
 from backstay_sidecar.restore.promise_store import PromiseStore

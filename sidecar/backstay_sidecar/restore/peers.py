@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import httpx
+
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError, Refused, Unreachable
 from backstay_protocol.messages import (

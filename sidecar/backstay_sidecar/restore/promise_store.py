@@ -14,7 +14,6 @@ import os
 from backstay_protocol.layout import DiskLayout, MemoryLayout
 from backstay_protocol.promises import merge
 from backstay_protocol.records import AttemptFile, AttemptState
-
 from backstay_sidecar.restore.ports import Emit
 
 

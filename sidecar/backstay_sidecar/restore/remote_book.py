@@ -24,7 +24,6 @@ from backstay_protocol.messages import Inventory, ShardCopy
 from backstay_protocol.names import REMOTE
 from backstay_protocol.records import AttemptRecord, Claim, CommitRecord, Intent
 from backstay_protocol.round_events import RemoteView
-
 from backstay_sidecar.restore.ports import RemoteStore
 from backstay_sidecar.restore.remote_listing import Listing, sort_keys
 

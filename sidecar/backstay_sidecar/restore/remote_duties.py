@@ -24,7 +24,6 @@ from backstay_protocol.names import REMOTE
 from backstay_protocol.records import AttemptRecord, Claim
 from backstay_protocol.retention import remote_victims
 from backstay_protocol.topology import Topology
-
 from backstay_sidecar.restore.deletion import delete
 from backstay_sidecar.restore.duties import Duties, RemoteKnown
 from backstay_sidecar.restore.ports import Emit

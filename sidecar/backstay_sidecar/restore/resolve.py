@@ -35,7 +35,6 @@ from backstay_protocol.names import (
     URL_SHARD_MANIFEST,
 )
 from backstay_protocol.slots import list_slots
-
 from backstay_sidecar.restore.ports import RemoteStore
 
 PRESIGNED_SECONDS = 24 * 3600

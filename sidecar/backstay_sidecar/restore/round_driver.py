@@ -33,7 +33,6 @@ from backstay_protocol.records import AttemptRecord
 from backstay_protocol.round_events import MEMBER_AWAY, REJOINED
 from backstay_protocol.rounds import Phase, Round
 from backstay_protocol.topology import PodIdentity, Topology
-
 from backstay_sidecar.restore.ports import Emit, MemberDoor, Peers
 from backstay_sidecar.restore.remote_book import RemoteBook
 from backstay_sidecar.restore.signals import Changes, Tasks

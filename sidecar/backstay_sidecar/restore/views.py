@@ -22,7 +22,6 @@ from backstay_protocol.messages import (
 from backstay_protocol.names import MEMORY, REMOTE, TIERS
 from backstay_protocol.rounds import Phase, Round
 from backstay_protocol.topology import Topology
-
 from backstay_sidecar.restore.duties import Duties
 
 JOINING = "Joining"

@@ -5,10 +5,10 @@ Liveness and readiness say only that the process turns: a sick sidecar must not 
 
 from __future__ import annotations
 
-from backstay_protocol.names import URL_HEALTHZ, URL_METRICS, URL_PRESTOP, URL_READYZ
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from backstay_protocol.names import URL_HEALTHZ, URL_METRICS, URL_PRESTOP, URL_READYZ
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.routes import examples
 from backstay_sidecar.routes.wire import documented, held, reply

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from fastapi import APIRouter, Response
+
 from backstay_protocol.messages import JoinRequest, Policy, ProgressRequest, VerdictRequest
 from backstay_protocol.names import (
     URL_FLUSH,
@@ -16,8 +18,6 @@ from backstay_protocol.names import (
     URL_PROGRESS,
     URL_VERDICT,
 )
-from fastapi import APIRouter, Response
-
 from backstay_sidecar import errors
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.errors import ApiError

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from backstay_protocol.messages import PromiseRequest, ReplicaOffer, StoreRequest
-from backstay_protocol.names import URL_PROMISE, URL_REPLICAS, URL_STORE
 from fastapi import APIRouter, Response
 
+from backstay_protocol.messages import PromiseRequest, ReplicaOffer, StoreRequest
+from backstay_protocol.names import URL_PROMISE, URL_REPLICAS, URL_STORE
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.routes import examples
 from backstay_sidecar.routes.wire import body, documented, reply

@@ -11,6 +11,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated
 
+from fastapi import APIRouter, Header, Path, Response
+from fastapi.responses import StreamingResponse
+
 from backstay_protocol.messages import CheckpointStatus
 from backstay_protocol.names import (
     URL_CHECKPOINT,
@@ -20,9 +23,6 @@ from backstay_protocol.names import (
     URL_PIN,
     URL_STATUS,
 )
-from fastapi import APIRouter, Header, Path, Response
-from fastapi.responses import StreamingResponse
-
 from backstay_sidecar import errors
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.errors import ApiError

@@ -11,13 +11,13 @@ import contextlib
 import os
 from typing import Annotated, Any
 
+from fastapi import APIRouter, Query, Request, Response
+from starlette.types import Receive, Scope, Send
+
 from backstay_protocol.errors import CorruptData
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import ErrorReply
 from backstay_protocol.names import URL_SHARD, URL_SHARD_MANIFEST
-from fastapi import APIRouter, Query, Request, Response
-from starlette.types import Receive, Scope, Send
-
 from backstay_sidecar import errors
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.errors import ApiError

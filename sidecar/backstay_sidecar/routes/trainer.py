@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from backstay_protocol.messages import CaptureNotice, ConfirmRequest, RestoreRequest
-from backstay_protocol.names import URL_CAPTURES, URL_CONFIRM, URL_RESTORE
 from fastapi import APIRouter, Response
 
+from backstay_protocol.messages import CaptureNotice, ConfirmRequest, RestoreRequest
+from backstay_protocol.names import URL_CAPTURES, URL_CONFIRM, URL_RESTORE
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.routes import examples
 from backstay_sidecar.routes.wire import body, documented, held, reply

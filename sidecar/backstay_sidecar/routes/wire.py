@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from backstay_protocol import codec
-from backstay_protocol.messages import ErrorReply
 from fastapi import Body, Response
 
+from backstay_protocol import codec
+from backstay_protocol.messages import ErrorReply
 from backstay_sidecar import errors
 from backstay_sidecar.errors import ApiError
 

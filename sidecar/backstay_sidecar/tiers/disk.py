@@ -28,7 +28,6 @@ from backstay_protocol.layout import MANIFEST_SUFFIX, SHARD_SUFFIX, DiskLayout
 from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import ShardCopy
 from backstay_protocol.names import LOCAL, NEIGHBOR
-
 from backstay_sidecar.digest import fingerprint
 from backstay_sidecar.tiers.base import FileReader, ShardReader, TierFull, Unfit, copy_of
 from backstay_sidecar.tiers.onepass import one_pass

@@ -19,7 +19,6 @@ from backstay_protocol.layout import MemoryLayout
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import ShardCopy
 from backstay_protocol.names import MEMORY
-
 from backstay_sidecar.tiers.base import FileReader, ShardReader, copy_of
 
 

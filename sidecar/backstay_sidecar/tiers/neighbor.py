@@ -30,7 +30,6 @@ from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import ErrorReply, ReplicaOffer, ReplicaReply, ShardCopy
 from backstay_protocol.names import NEIGHBOR, URL_REPLICAS, URL_SHARD, URL_SHARD_MANIFEST
 from backstay_protocol.pull import Endpoint, RangeReader, exchange, get_bytes
-
 from backstay_sidecar.digest import fingerprint
 from backstay_sidecar.tiers.base import ShardReader, TierFull, Unfit, copy_of
 from backstay_sidecar.tiers.onepass import one_pass

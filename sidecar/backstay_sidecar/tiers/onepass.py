@@ -16,7 +16,6 @@ from typing import Protocol
 
 from backstay_protocol.errors import BackstayError, Cancelled, DigestMismatch
 from backstay_protocol.manifest import Manifest
-
 from backstay_sidecar.digest import digest
 from backstay_sidecar.tiers.base import ShardReader, Unfit
 

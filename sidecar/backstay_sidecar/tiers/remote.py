@@ -31,7 +31,6 @@ from backstay_protocol.messages import ShardCopy
 from backstay_protocol.names import REMOTE
 from backstay_protocol.pull import Endpoint, RangeReader
 from backstay_protocol.records import CommitRecord
-
 from backstay_sidecar.digest import digest, fingerprint
 from backstay_sidecar.tiers.base import Cancelled, ShardReader, Unfit, copy_of
 from backstay_sidecar.tiers.remote_store import SIGNED_SECONDS, RemoteStore

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import minio
 import urllib3
-from backstay_protocol.pull import Endpoint
 from minio.datatypes import Part
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
+from backstay_protocol.pull import Endpoint
 from backstay_sidecar.transfer.s3_errors import (
     NoConditionalWrites,
     Place,

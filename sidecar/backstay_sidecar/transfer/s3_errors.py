@@ -23,6 +23,7 @@ import ssl
 from dataclasses import dataclass
 
 import urllib3.exceptions
+
 from backstay_protocol.errors import Unreachable
 
 

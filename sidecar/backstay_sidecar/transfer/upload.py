@@ -24,7 +24,6 @@ from backstay_protocol.crew import Crew
 from backstay_protocol.errors import Cancelled
 from backstay_protocol.faults import fault
 from backstay_protocol.pull import Connection, Endpoint
-
 from backstay_sidecar.transfer.retry import Budget, RetryPolicy, with_retries
 from backstay_sidecar.transfer.s3_errors import (
     Place,

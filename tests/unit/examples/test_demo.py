@@ -7,13 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.demo_recording import START, progress, record
-
 from examples.char_gpt import demo
 from examples.char_gpt.account import Account
 from examples.char_gpt.demo import Director
 from examples.char_gpt.incidents import FAILURES, read_incidents
 from examples.char_gpt.losses import LossLog, LossReader
+from support.demo_recording import START, progress, record
 
 
 def recovery(kind: str, base_step: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.demo_recording import bytes_for, loss_at, progress, record
 
 from examples.char_gpt.incidents import (
     FAILURES,
@@ -16,6 +15,7 @@ from examples.char_gpt.incidents import (
     may_inject,
     read_incidents,
 )
+from support.demo_recording import bytes_for, loss_at, progress, record
 
 TRAINER, MEMORY, NODE, ALL = FAILURES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from backstay_operator.api import read_job
 
+from backstay_operator.api import read_job
 from examples.char_gpt import demo
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from support.demo_recording import record
 
 from examples.char_gpt.chart import ticks
 from examples.char_gpt.compare import Comparison, Part
 from examples.char_gpt.picture import draw
 from examples.char_gpt.report import Run, Story, loss_chart, render, time_chart
+from support.demo_recording import record
 
 EQUAL = Comparison(
     parts=(

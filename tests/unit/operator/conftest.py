@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from backstay_operator.api import TrainingJob, read_job
 
 VALID: dict[str, Any] = {

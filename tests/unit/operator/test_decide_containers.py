@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from backstay_operator.decide import ContainerState, Ended, Restart, StaysEnded, after_end
 from backstay_operator.decide.containers import ended, started
 from backstay_operator.settings import RestartSettings

@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from backstay_operator.api import TrainingJob, names
 from backstay_operator.decide import (
     ContainerState,
@@ -23,8 +26,6 @@ from backstay_operator.decide import (
     decide,
 )
 from backstay_operator.settings import RestartSettings
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 NOW = 1_800_000_000.7
 FIRST = 1_800_000_000

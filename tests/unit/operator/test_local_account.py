@@ -6,10 +6,11 @@ import io
 import json
 
 import pytest
+from rich.console import Console
+
 from backstay_cli.local import events
 from backstay_cli.local.account import Account, bytes_in_words, json_lines
 from backstay_cli.local.events import Event, parse_line
-from rich.console import Console
 
 T = 1_800_000_000.0
 ALL: list[Event] = [

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from backstay_cli.errors import CommandError, UsageError
 from backstay_cli.local import machine
 from backstay_cli.local.census import last_words

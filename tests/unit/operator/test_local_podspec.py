@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from backstay_cli.errors import UsageError
 from backstay_cli.local.podspec import Folders, container_specs
 

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from backstay_operator.api import InvalidJob, read_job
 from backstay_operator.api.quantity import format_bytes, parse_quantity
 

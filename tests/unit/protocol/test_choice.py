@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from backstay_protocol.choice import Base, Fresh, Refuse, RestoreView, choose, nearest
 from backstay_protocol.messages import CopySource
 from backstay_protocol.topology import ManualChoice

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from backstay_protocol import codec, messages, records
 from backstay_protocol.errors import ProtocolError
 from backstay_protocol.ids import CheckpointId
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SCALAR = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5)
 FREE = st.dictionaries(st.text(max_size=3), SCALAR | st.lists(SCALAR, max_size=2), max_size=2)

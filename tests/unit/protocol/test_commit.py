@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from backstay_protocol.commit import (
     INTENT_SECONDS,
     Deleting,

@@ -3,6 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol.completeness import (
     complete,
     complete_in,
@@ -11,8 +14,6 @@ from backstay_protocol.completeness import (
     ranks_in_words,
 )
 from backstay_protocol.messages import CopySource, ShardCopy
-from hypothesis import given
-from hypothesis import strategies as st
 from support.protocol_values import copies, copy, point
 
 STEP = point(5)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol.control import ControlBlock, State, Word
 from backstay_protocol.errors import CorruptData, VersionMismatch
 from backstay_protocol.names import CONTROL_BYTES, PROTOCOL_MAJOR

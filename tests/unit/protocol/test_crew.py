@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+
 from backstay_protocol.crew import Crew
 from backstay_protocol.errors import Cancelled, Unreachable
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol.history import (
     Lineage,
     chain_after,
@@ -8,8 +11,6 @@ from backstay_protocol.history import (
     newest_lineage,
     newest_record,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 from support.protocol_values import point, record
 
 THIRD = Lineage(3, ((2, 8), (1, 5)))

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol import errors, names
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.ids import (
@@ -16,8 +19,6 @@ from backstay_protocol.ids import (
     format_rank,
     generation_of,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 POINTS = st.builds(CheckpointId, st.integers(0, 10**12 - 1), st.integers(0, 10**18 - 1))
 

@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol.files import read_small, sync_folder, write_atomically
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout

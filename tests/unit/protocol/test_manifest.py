@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol.errors import CorruptData, VersionMismatch
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest, read_manifest
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def manifest(**fields: Any) -> Manifest:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from backstay_protocol.messages import PromiseRequest, StoreRequest
 from backstay_protocol.promises import current_attempt, heeds, in_line, merge, promise, store
 from backstay_protocol.records import AttemptRecord, AttemptState

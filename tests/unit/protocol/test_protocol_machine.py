@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
 from support.protocol_cluster import Action
 from support.protocol_judge import Judge, Violation
 from support.protocol_rules import without

@@ -9,6 +9,7 @@ that the project's review of its first design found.
 from __future__ import annotations
 
 import pytest
+
 from backstay_protocol.commit import Deleting
 from backstay_protocol.history import lineage_of
 from backstay_protocol.ids import CheckpointId, generation_of

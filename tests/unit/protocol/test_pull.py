@@ -16,6 +16,9 @@ from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol.errors import Cancelled, CorruptData, DigestMismatch, Unreachable
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.pull import (
@@ -31,8 +34,6 @@ from backstay_protocol.pull import (
     pull,
     read_range,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 CHUNK = 64 << 10
 

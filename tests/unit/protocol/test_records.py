@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol.records import HALF_BYTES, AttemptFile, AttemptState
 from support.protocol_values import point, record
 

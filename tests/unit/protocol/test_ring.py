@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from backstay_protocol.ring import Ring, neighbors
 from hypothesis import given
 from hypothesis import strategies as st
+
+from backstay_protocol.ring import Ring, neighbors
 
 
 def test_each_replica_has_the_next_one_where_all_nodes_differ() -> None:

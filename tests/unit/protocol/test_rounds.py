@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
+
 from backstay_protocol import rounds
 from backstay_protocol.choice import Fresh
 from backstay_protocol.ids import first_attempt_of

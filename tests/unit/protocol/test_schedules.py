@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol.schedules import (
     MAX_WIDENING,
     Interval,
@@ -10,8 +13,6 @@ from backstay_protocol.schedules import (
     widen,
 )
 from backstay_protocol.topology import Schedule
-from hypothesis import given
-from hypothesis import strategies as st
 from support.protocol_values import point
 
 EVERY_TEN = Schedule(every_steps=10)

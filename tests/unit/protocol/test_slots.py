@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol import slots
 from backstay_protocol.errors import CorruptData
 from backstay_protocol.layout import MemoryLayout

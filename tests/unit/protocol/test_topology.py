@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
 from backstay_protocol.topology import (

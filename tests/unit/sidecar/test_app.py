@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
+
 from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.ids import CheckpointId
@@ -26,7 +28,6 @@ from backstay_sidecar.app import Applications, applications
 from backstay_sidecar.auth import LimitBody, NeverRaise, RequireToken
 from backstay_sidecar.routes import examples, health
 from backstay_sidecar.settings import Settings
-from fastapi.routing import APIRoute
 
 TOKEN = "0123456789abcdef0123"
 OLD_TOKEN = "fedcba98765432100000"

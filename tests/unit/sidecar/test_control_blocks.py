@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.control import ControlBlock, State, Word
 from backstay_protocol.ids import CheckpointId

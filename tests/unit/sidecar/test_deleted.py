@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import ProgressReply
 from backstay_sidecar.replication.deleted import REMEMBERED, Deleted

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol.errors import DigestMismatch
 from backstay_protocol.files import read_small
 from backstay_protocol.layout import DiskLayout

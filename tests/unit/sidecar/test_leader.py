@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.control import State
 from backstay_protocol.ids import CheckpointId

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from backstay_protocol import codec
 from backstay_protocol.errors import Unreachable
 from backstay_protocol.ids import CheckpointId

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+
 from backstay_protocol import codec
 from backstay_protocol.errors import Refused, Unreachable
 from backstay_protocol.messages import (

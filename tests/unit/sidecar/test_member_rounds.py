@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import BadSource
 from backstay_sidecar.restore.member import Member

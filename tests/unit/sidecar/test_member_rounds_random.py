@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import ConfirmReply, Decision
 from support.restore_fakes import FakeStore, copy, remote_tier

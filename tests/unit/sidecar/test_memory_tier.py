@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol import slots
 from backstay_protocol.errors import CorruptData
 from backstay_protocol.layout import MemoryLayout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+
 from backstay_protocol.errors import DigestMismatch
 from backstay_sidecar.tiers.base import TierFull, Unfit
 from backstay_sidecar.tiers.onepass import MAX_CHUNK_BYTES, one_pass

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import DiskLayout, MemoryLayout
 from backstay_protocol.records import HALF_BYTES, AttemptRecord, AttemptState

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from backstay_sidecar.routes.ranges import ByteRange, Unsatisfiable, parse_range
 from hypothesis import given
 from hypothesis import strategies as st
+
+from backstay_sidecar.routes.ranges import ByteRange, Unsatisfiable, parse_range
 
 SIZE = 1000
 

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.errors import Unreachable
 from backstay_protocol.messages import FlushReply, ProgressReply, ProgressRequest

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from backstay_protocol import codec
 from backstay_protocol.names import (
     ENV_EXIT_WITH_PARENT,

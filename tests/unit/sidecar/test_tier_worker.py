@@ -9,6 +9,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.errors import CorruptData, Unreachable
 from backstay_protocol.ids import CheckpointId

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from backstay_sidecar.transfer.odirect import ALIGNMENT, DirectFile, DirectWriter
 
 

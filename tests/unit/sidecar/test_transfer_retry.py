@@ -3,11 +3,12 @@ from __future__ import annotations
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol.errors import Cancelled, CorruptData, Unreachable
 from backstay_sidecar.transfer.retry import Budget, RetryPolicy, pause, with_retries
 from backstay_sidecar.transfer.s3_errors import MissingBucket, Place, StoreFailing
-from hypothesis import given
-from hypothesis import strategies as st
 
 PLACE = Place("http://s3", "b")
 

@@ -6,11 +6,12 @@ import ssl
 
 import pytest
 import urllib3.exceptions as u
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol.errors import Unreachable
 from backstay_sidecar.transfer import s3_errors as e
 from backstay_sidecar.transfer.upload import MAX_PARTS, MIN_PART_BYTES, part_size
-from hypothesis import given
-from hypothesis import strategies as st
 
 PLACE = e.Place("https://s3.example:9000", "checkpoints")
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backstay_protocol.history import Lineage
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import FORCED, SCHEDULE
 from backstay_protocol.names import LOCAL, MEMORY, REMOTE
 from backstay_protocol.topology import Schedule
 from backstay_sidecar.replication.wanted import LeaderWord, Shard, to_strike, wanted
-from hypothesis import given
-from hypothesis import strategies as st
 
 ATTEMPT = 2
 ALWAYS = Schedule()

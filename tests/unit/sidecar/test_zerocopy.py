@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+
 from backstay_sidecar import zerocopy
 from backstay_sidecar.auth import Application
 from backstay_sidecar.zerocopy import EXTENSION, ZeroCopyProtocol

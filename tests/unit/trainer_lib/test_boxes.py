@@ -3,9 +3,10 @@ from __future__ import annotations
 import itertools
 
 import torch
-from backstay.boxes import Box, intersect, is_run, position, subtract
 from hypothesis import given
 from hypothesis import strategies as st
+
+from backstay.boxes import Box, intersect, is_run, position, subtract
 
 
 def boxes(dims: int) -> st.SearchStrategy[Box]:

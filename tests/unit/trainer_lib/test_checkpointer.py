@@ -5,9 +5,11 @@ import os
 import threading
 import time
 
-import backstay
 import pytest
 import torch
+from torch import nn
+
+import backstay
 from backstay import checkpointer as module
 from backstay.durability import Reached
 from backstay.errors import MisuseError, RestoreFailed, UnsupportedValue
@@ -23,7 +25,6 @@ from backstay_protocol.messages import (
     TierState,
 )
 from support.fake_sidecar import ATTEMPT, FakeSidecar, checkpoint_status, fresh_reply, load_reply
-from torch import nn
 
 
 def make_state():

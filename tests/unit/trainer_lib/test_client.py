@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+
 from backstay.client import SidecarClient
 from backstay_protocol.errors import Refused, Unreachable, VersionMismatch
 from backstay_protocol.ids import CheckpointId

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from backstay.control_thread import must_leave
 from backstay_protocol.control import ControlBlock, Word
 from backstay_protocol.names import EXIT_LEAVE, EXIT_ORPHAN

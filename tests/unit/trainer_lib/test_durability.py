@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
+
 from backstay.client import SidecarClient
 from backstay.durability import wait_for_others, wait_for_tier
 from backstay_protocol.control import State, Word

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
+
 from backstay.errors import UnsupportedValue
 from backstay.metadata import LIMIT_BYTES, plain_json
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+
 from backstay import objects
 from backstay.errors import UnsupportedValue
 from backstay_protocol.errors import CorruptData

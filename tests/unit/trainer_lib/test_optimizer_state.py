@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from backstay.catalog import Described
 from backstay.optimizer_state import create_gradients, create_states, drop_gradients
 from backstay.structure import walk
-from torch import nn
 
 
 def make(optimizer_type=torch.optim.AdamW, **options):

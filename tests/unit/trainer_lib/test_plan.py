@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from backstay.plan import NOTHING, Plan, estimated_bytes, local_plan, make_plan
 from backstay.structure import Kind, Structure, walk
-from torch import nn
 
 
 def replicas(rank: int, world_size: int, *, seed: int = 0, group: Any = None) -> Structure:

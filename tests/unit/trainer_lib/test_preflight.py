@@ -4,12 +4,13 @@ import os
 from dataclasses import replace
 
 import torch
+from torch import nn
+
 from backstay.client import SidecarClient
 from backstay.preflight import Observed, observe, state_to_come, warnings
 from backstay.structure import walk
 from backstay_protocol.messages import TierState
 from support.fake_sidecar import FakeSidecar, fresh_reply
-from torch import nn
 
 GOOD = Observed(
     volume="/memory",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from backstay.client import SidecarClient
 from backstay.errors import RestoreFailed, SidecarSilent, StructureMismatch
 from backstay.restore import Loaded, Messages, Round

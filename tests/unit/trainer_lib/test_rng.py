@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import torch
+
 from backstay import objects, rng
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from backstay.capture import RNG_KEY
 from backstay.errors import WorldSizeChanged
 from backstay.saved_objects import find, keep_or_merge

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backstay.scatter import Piece, Targets
 from hypothesis import given
 from hypothesis import strategies as st
+
+from backstay.scatter import Piece, Targets
 
 
 def file_of(tensor: torch.Tensor, start: int) -> bytearray:

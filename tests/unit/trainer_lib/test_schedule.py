@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
+
 from backstay.schedule import Due, due
 from backstay_protocol.control import Word
 from backstay_protocol.manifest import FORCED, SCHEDULE

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from backstay.errors import MisuseError
 from backstay.settings import read_settings, why_off
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load, load_file
+
 from backstay.shardfile import (
     BIG_TENSOR_BYTES,
     DATA_ALIGNMENT,
@@ -17,7 +19,6 @@ from backstay.shardfile import (
     read_header,
 )
 from backstay_protocol.errors import CorruptData
-from safetensors.torch import load, load_file
 
 
 def index_of(data: bytes) -> ShardIndex:

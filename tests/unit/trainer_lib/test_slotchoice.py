@@ -1,10 +1,11 @@
 """Which slot may be overwritten: a step that all ranks have must stay in memory."""
 
 import pytest
-from backstay.slotchoice import Choice, SlotContent, Word, choose_slot
-from backstay_protocol.ids import CheckpointId
 from hypothesis import given
 from hypothesis import strategies as st
+
+from backstay.slotchoice import Choice, SlotContent, Word, choose_slot
+from backstay_protocol.ids import CheckpointId
 
 ATTEMPT, OLDER = 7, 3
 CHAIN = ((OLDER, 50),)

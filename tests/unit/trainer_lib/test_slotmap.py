@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from backstay.slotmap import SlotMap
 from backstay_protocol.layout import MemoryLayout
 

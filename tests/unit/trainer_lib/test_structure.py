@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from backstay.errors import UnsupportedValue
-from backstay.structure import Kind, Structure, walk
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
+
+from backstay.errors import UnsupportedValue
+from backstay.structure import Kind, Structure, walk
 
 
 class Net(nn.Module):

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
 from backstay.savejob import Watched
 from backstay.structure import NamedTensor, walk
 from backstay.trust import Trust
-from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 
 @pytest.fixture
