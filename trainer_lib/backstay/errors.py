@@ -2,7 +2,7 @@
 
 BackstayError
 ├── MisuseError            the Checkpointer was called in an order that can't work
-├── UnsupportedValue       a value in the state can't be carried (names the entry and the way out)
+├── UnsupportedValue       a value in the state or metadata can't be carried (names it and the way out)
 └── RestoreFailed          the world can't begin; training must not start
     ├── SidecarSilent      no answer from the sidecar within the bound
     ├── StructureMismatch  the checkpoint holds other tensors than the script
@@ -22,7 +22,7 @@ class MisuseError(BackstayError):
 
 
 class UnsupportedValue(BackstayError):
-    """A value of the state can't be saved. Names the entry, its type and what to do instead."""
+    """A value of the state or the metadata can't be saved. Names it, its type and the way out."""
 
 
 class RestoreFailed(BackstayError):
