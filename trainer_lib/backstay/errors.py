@@ -2,7 +2,7 @@
 
 BackstayError
 ├── MisuseError            the Checkpointer was called in an order that can't work
-├── UnsupportedValue       a value in the state or metadata can't be carried (names it and the way out)
+├── UnsupportedValue       what can't be carried in state or metadata (names it and the way out)
 └── RestoreFailed          the world can't begin; training must not start
     ├── SidecarSilent      no answer from the sidecar within the bound
     ├── StructureMismatch  the checkpoint holds other tensors than the script
