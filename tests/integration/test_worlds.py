@@ -23,7 +23,8 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture(scope="module")
 def two_ranks(
-    tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server
+    tmp_path_factory: pytest.TempPathFactory,
+    s3_server: S3Server,  # noqa: F811
 ) -> tuple[str, dict[str, torch.Tensor], Path]:
     """A finished FSDP2 run of two ranks: its bucket, its last state, its pulled checkpoint."""
     bucket = s3_server.make_bucket()

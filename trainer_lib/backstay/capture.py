@@ -116,6 +116,8 @@ class CaptureEngine:
         self._chunk_size = chunk_size
         self._bounds = bounds or Bounds()
         self._notify = notify
+        self._told = (-1, "")
+        """Step and reason of the last save that was told not to be."""
         self._clock = clock
         self._slots = SlotMap(memory, rank, num_slots, clock=clock)
         self._keeper = SlotKeeper(memory, rank, self._slots, self._told, self._bounds, clock)
@@ -408,7 +410,9 @@ class CaptureEngine:
             self._add(Word.SAVES, 1)
         else:
             self._add(Word.SKIPPED, 1)
-            logger.warning("step %d was not saved: %s", result.step, result.why)
+            if (result.step, result.why) != self._told:  # the end of a run tries again and again
+                logger.warning("step %d was not saved: %s", result.step, result.why)
+            self._told = (result.step, result.why)
         if self._notify is None:
             return
         notice = CaptureNotice(
