@@ -116,7 +116,7 @@ class CaptureEngine:
         self._chunk_size = chunk_size
         self._bounds = bounds or Bounds()
         self._notify = notify
-        self._told = (-1, "")
+        self._last_told = (-1, "")
         """Step and reason of the last save that was told not to be."""
         self._clock = clock
         self._slots = SlotMap(memory, rank, num_slots, clock=clock)
@@ -410,9 +410,9 @@ class CaptureEngine:
             self._add(Word.SAVES, 1)
         else:
             self._add(Word.SKIPPED, 1)
-            if (result.step, result.why) != self._told:  # the end of a run tries again and again
+            if (result.step, result.why) != self._last_told:  # the end of a run tries again and again
                 logger.warning("step %d was not saved: %s", result.step, result.why)
-            self._told = (result.step, result.why)
+            self._last_told = (result.step, result.why)
         if self._notify is None:
             return
         notice = CaptureNotice(
