@@ -410,7 +410,10 @@ class CaptureEngine:
             self._add(Word.SAVES, 1)
         else:
             self._add(Word.SKIPPED, 1)
-            if (result.step, result.why) != self._last_told:  # the end of a run tries again and again
+            if (
+                result.step,
+                result.why,
+            ) != self._last_told:  # the end of a run tries again and again
                 logger.warning("step %d was not saved: %s", result.step, result.why)
             self._last_told = (result.step, result.why)
         if self._notify is None:
