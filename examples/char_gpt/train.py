@@ -193,7 +193,7 @@ def parse_arguments(arguments: list[str] | None) -> Options:
     """The command line. The defaults are those of the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Help)
     add = parser.add_argument
-    add("--num-steps", type=int, default=400, help="optimizer steps in all")
+    add("--num-steps", type=int, default=360, help="optimizer steps in all")
     add("--batch-size", type=int, default=4, help="windows of text per rank and step")
     add("--context-length", type=int, default=64, help="characters that the model sees at once")
     add("--num-layers", type=int, default=6, help="transformer layers")
