@@ -65,12 +65,19 @@ class Plan:
 def make_plan(
     structure: Structure, rank: int, world_size: int, gather: Gather | None = None
 ) -> Plan:
-    """Plan with all ranks: collective. Without `gather`, in a world of several, plan for one."""
+    """Plan with all ranks: collective. Without `gather`, in a world of several, plan for one.
+
+    Takes part in the gather whatever goes wrong here before it: the other ranks are waiting in it.
+    """
     if world_size == 1:
         return Plan(_structure_digest(structure).hex(), _alone(structure))
     if gather is None:
         return local_plan(structure, rank, world_size)
-    mine = _structure_digest(structure) + _replica_digest(structure)
+    try:
+        mine = _structure_digest(structure) + _replica_digest(structure)
+    except BaseException:  # no memory left to compare values with, say
+        gather(NOTHING)
+        raise
     everyone = gather(mine)
     if len(everyone) != world_size or any(len(other) != len(mine) for other in everyone):
         raise ValueError(f"gathered {len(everyone)} digests for a world of {world_size}")
@@ -231,9 +238,15 @@ def _replica_digest(structure: Structure) -> bytes:
 
 
 def _add_values(running: RunningDigest, tensor: torch.Tensor) -> None:
-    flat = tensor.contiguous().reshape(-1)
-    if not flat.numel():
+    """The same for equal values however they are laid out; never more than a piece is copied."""
+    if not tensor.numel():
         return
-    raw = flat.view(torch.uint8)
+    if not tensor.is_contiguous() and tensor.nbytes > STAGING_BYTES:
+        length = STAGING_BYTES * tensor.shape[0] // tensor.nbytes
+        parts = tensor.split(length) if length else tensor.unbind()
+        for part in parts:
+            _add_values(running, part)
+        return
+    raw = tensor.contiguous().reshape(-1).view(torch.uint8)
     for start in range(0, raw.numel(), STAGING_BYTES):
         running.update(raw[start : start + STAGING_BYTES].cpu().numpy().data)

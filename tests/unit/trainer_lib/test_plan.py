@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from backstay import plan as planning
 from backstay.plan import NOTHING, Plan, estimated_bytes, local_plan, make_plan
 from backstay.structure import Kind, Structure, walk
 
@@ -123,3 +124,46 @@ def test_the_estimate_shares_replicas() -> None:
 def test_a_world_that_gathers_too_little_is_an_error() -> None:
     with pytest.raises(ValueError, match="world of 2"):
         make_plan(replicas(0, 2), 0, 2, lambda mine: [mine])
+
+
+def test_a_rank_without_memory_to_compare_values_still_joins_the_gather(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(planning, "_add_values", fail)
+    given: list[bytes] = []
+
+    def give(data: bytes) -> list[bytes]:
+        given.append(data)
+        return [data, data]
+
+    with pytest.raises(torch.OutOfMemoryError):
+        make_plan(replicas(0, 2), 0, 2, give)
+    assert given == [NOTHING]
+
+
+@pytest.mark.parametrize("shape", [(7, 5, 3), (3, 64), (2, 1), (64,)])
+def test_values_are_compared_in_pieces_however_they_are_laid_out(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "STAGING_BYTES", 64)
+    made: list[int] = []
+    contiguous = torch.Tensor.contiguous
+
+    def watched(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_contiguous():
+            made.append(tensor.nbytes)
+        return contiguous(tensor)
+
+    values = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    spread = torch.empty(*shape, 2)[..., 0].copy_(values)
+    monkeypatch.setattr(torch.Tensor, "contiguous", watched)
+    digests = []
+    for tensor in (values, spread):
+        running = planning.RunningDigest()
+        planning._add_values(running, tensor)
+        digests.append(running.digest())
+    assert digests[0] == digests[1]
+    assert max(made) <= 64
