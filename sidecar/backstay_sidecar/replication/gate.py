@@ -45,11 +45,13 @@ class Gated:
             self._probed = True
 
     def put(self, shard: ShardReader, cancel: Event) -> Manifest:
-        """As the tier's; raises Unreachable while the attempt is not recorded."""
+        """As the tier's; raises Unreachable while no attempt is under way, or it is not recorded."""
         self.probe()
         attempt = self._attempt()
+        if not attempt:
+            raise Unreachable("no attempt is under way; uploads begin with the next one")
         if attempt != self._known:
-            if not attempt or not self._recorded(attempt):
+            if not self._recorded(attempt):
                 raise Unreachable(
                     f"attempt {attempt} has no base record in the remote tier yet; uploads begin "
                     "when the leader has written it"

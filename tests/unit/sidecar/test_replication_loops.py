@@ -211,3 +211,11 @@ def test_nothing_goes_to_the_store_before_the_attempt_is_recorded_there(tmp_path
     gate.put(byte_shard(rank=1), threading.Event())
     assert len(list(gate.inventory())) == 2
     assert probes == [1]
+
+
+def test_nothing_goes_to_the_store_while_no_attempt_is_under_way(tmp_path: Any) -> None:
+    store = DiskStore(str(tmp_path), "local", 0, RUN)
+    gate = Gated(store, attempt=lambda: 0, probe=lambda: None, recorded=lambda _: True)
+    with pytest.raises(Unreachable, match="no attempt is under way"):
+        gate.put(byte_shard(), threading.Event())
+    assert list(store.inventory()) == []
