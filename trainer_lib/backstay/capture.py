@@ -340,7 +340,12 @@ class CaptureEngine:
         self._stalled(job.result, self._clock.monotonic() - begun)
 
     def _hold_back(self, job: Job, timeout: float | None, *, give_up: bool = True) -> None:
-        """Wait for the copy; if that takes too long give the save up rather than training."""
+        """Wait for the copy; if that takes too long give the save up rather than training.
+
+        Once: nothing needs the copy of a save that was given up.
+        """
+        if job.abandoned:
+            return
         copied = job.transfer.hold_back_training(timeout)
         if give_up and not copied:
             job.abandoned = True
@@ -354,7 +359,9 @@ class CaptureEngine:
             return True
         begun = self._clock.monotonic()
         self._hold_back(job, timeout, give_up=give_up)
-        if timeout is not None:
+        if give_up and job.abandoned:
+            timeout = 0.0
+        elif timeout is not None:
             timeout = max(0.0, timeout - (self._clock.monotonic() - begun))
         if not job.result.done.wait(timeout):
             return False
