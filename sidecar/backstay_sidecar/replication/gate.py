@@ -45,7 +45,7 @@ class Gated:
             self._probed = True
 
     def put(self, shard: ShardReader, cancel: Event) -> Manifest:
-        """As the tier's; raises Unreachable while no attempt is under way, or it is not recorded."""
+        """As the tier's; raises Unreachable while no attempt is under way or recorded."""
         self.probe()
         attempt = self._attempt()
         if not attempt:
