@@ -33,10 +33,12 @@ class Census:
         self._pace: dict[int, tuple[int, float, float]] = {}
         """Rank -> (step, its time, smoothed seconds per step)."""
         self._attempt = 0
+        self._began = float("-inf")
 
-    def begin(self, attempt: int) -> None:
+    def begin(self, attempt: int, now: float) -> None:
         """Another attempt: what ranks did before says nothing about their pace now."""
         self._attempt = attempt
+        self._began = now
         self._pace.clear()
 
     def take(self, request: ProgressRequest, now: float) -> bool:
@@ -64,6 +66,15 @@ class Census:
     def all_fresh(self, now: float) -> bool:
         """Whether every sidecar of the job was heard of just now."""
         return all(self.age(i, now) <= FRESH_SECONDS for i in range(self._topology.replicas))
+
+    def silent(self, now: float, limit: float) -> frozenset[int]:
+        """Replicas whose sidecar was not heard of for so long in this attempt."""
+        since = now - self._began
+        return frozenset(
+            i
+            for i in range(self._topology.replicas)
+            if (self.age(i, now) if i in self._heard else since) > limit
+        )
 
     def ranks(self, attempt: int) -> dict[int, RankProgress]:
         """Ranks that are in this attempt."""

@@ -27,7 +27,7 @@ from backstay_protocol.ring import Ring, neighbors
 from backstay_protocol.schedules import chosen_by_time, due
 from backstay_protocol.topology import Schedule, Topology
 from backstay_sidecar.restore.census import Census
-from backstay_sidecar.restore.orders import Look, OrderBook
+from backstay_sidecar.restore.orders import NOTICE_SECONDS, Look, OrderBook, silence
 
 KEPT_FOR_UPLOAD = 2
 """So many of the newest checkpoints that wait for the remote tier are not thinned out before."""
@@ -111,7 +111,7 @@ class Duties:
         """An attempt has its go-ahead, or this leader found one that has."""
         self.record = record
         self.orders = OrderBook(self._topology, record.attempt, now, wall)
-        self.census.begin(record.attempt)
+        self.census.begin(record.attempt, now)
         self.remote = replace(self.remote, base_recorded=False)
         self._chosen = {}
         self._arrived = {}
@@ -209,6 +209,7 @@ class Duties:
             wall=wall,
             training=self.census.training(self.attempt) if self.attempt else {},
             ranks=self.census.ranks(self.attempt) if self.attempt else {},
+            silent=self.census.silent(now, NOTICE_SECONDS),
             replicas_waiting=frozenset(waiting),
             step_seconds=self.census.seconds_per_step(),
             backlog=self._backlog(),
@@ -229,6 +230,8 @@ class Duties:
         complete = self._complete()
         persist = self._persist(complete, look.now)
         in_memory = complete[MEMORY]
+        quiet = f"{silence(look.silent)}: no step is announced meanwhile" if look.silent else ""
+        warnings = (*ring.warnings, self.remote.trouble, quiet)
         return ProgressReply(
             attempt=self.attempt,
             record=self.record,
@@ -242,7 +245,7 @@ class Duties:
             unwanted=tuple(sorted(self.unwanted)),
             neighbors=ring.neighbors,
             addresses=dict(self._addresses),
-            message="; ".join((*ring.warnings, self.remote.trouble)).strip("; "),
+            message="; ".join(filter(None, warnings)),
         )
 
     def pinned(self) -> frozenset[CheckpointId]:

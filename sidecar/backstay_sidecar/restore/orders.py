@@ -6,7 +6,7 @@ at a time: the next is given when all ranks have passed the last one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from backstay_protocol.messages import Orders, RankProgress
@@ -20,6 +20,8 @@ WIDEN_SECONDS = 10.0
 """An interval is looked at again at most so often."""
 STRAGGLER_SECONDS = 20.0
 """Ranks that train on while others wait in restore are told to leave after so long."""
+NAMED_REPLICAS = 8
+"""A sentence names so many at most."""
 OBEY_SECONDS = 20.0
 """A replica that was told to leave and does not is passed over for another one after so long."""
 
@@ -37,11 +39,21 @@ class Look:
     """Every rank of the world, or nobody: then no step is announced."""
     ranks: Mapping[int, RankProgress] = field(default_factory=dict)
     """Those in this attempt, whatever they do."""
+    silent: frozenset[int] = frozenset()
+    """Replicas whose last word is older than NOTICE_SECONDS: what is announced now might not reach
+    their ranks in time, and a step that only some know of hangs all."""
     replicas_waiting: frozenset[int] = frozenset()
     """Replicas whose ranks are in restore again."""
     step_seconds: float = 0.0
     backlog: int = 0
     """Longest queue of any sidecar towards the tier that frees the slots, in checkpoints."""
+
+
+def silence(replicas: Collection[int]) -> str:
+    """For people: whose sidecars are silent."""
+    names = [str(replica) for replica in sorted(replicas)]
+    more = f" and {len(names) - NAMED_REPLICAS} more" if len(names) > NAMED_REPLICAS else ""
+    return f"no word from the sidecar of replica {', '.join(names[:NAMED_REPLICAS])}{more}"
 
 
 class OrderBook:
@@ -88,10 +100,13 @@ class OrderBook:
     def set_every_steps(self, every_steps: int, look: Look, from_step: int = 0) -> Interval:
         """A person's schedule, in force from a step that all ranks can still hear of.
 
-        Raises ValueError while not every rank trains: no such step can be named then.
+        Raises ValueError while not every rank trains, or a sidecar is silent: no such step can be
+        named then.
         """
         if not look.training:
             raise ValueError("not every rank trains just now; ask again when the job goes on")
+        if look.silent:
+            raise ValueError(f"{silence(look.silent)}; ask again when it is heard")
         start = max(from_step, self._ahead(look))
         previous = self._interval.every_steps
         self._configured, self._interval_heard = every_steps, True
@@ -101,7 +116,7 @@ class OrderBook:
     def update(self, look: Look) -> Orders:
         """Look again; what is told now."""
         self._end_what_is_done(look)
-        if look.training:
+        if look.training and not look.silent:
             self._hear_interval(look)
             self._announce_replan(look)
             self._announce_save(look)

@@ -586,3 +586,52 @@ def test_a_committed_checkpoint_is_shown_in_the_remote_tier_until_it_is_to_be_de
     (shown,) = checkpoint_list(job.topology, job.duties).checkpoints
     assert (shown.complete_in, shown.present_in) == ((), {})
     assert not shown.durable
+
+
+def alone(job: Job, seconds: float, steps: int = 0) -> Any:
+    """Time passes, replica 0 alone reports, the leader speaks."""
+    job.now += seconds
+    job.step += steps
+    job.hear(0)
+    return job.duties.speak(job.duties.look(job.now, job.now))
+
+
+@pytest.mark.parametrize("why", ["forced", "replan", "seconds"])
+def test_no_step_is_announced_while_a_sidecar_is_silent(why: str) -> None:
+    schedule = Schedule(every_seconds=30) if why == "seconds" else Schedule(every_steps=10)
+    job = Job(topology(2, memory=MemoryTier(schedule=schedule)))
+    job.word(seconds=1.0, steps=1)
+    if why == "forced":
+        job.now += 4.0
+        job.duties.ask("save")
+    job.rank = {"replan_wanted": why == "replan"}
+    orders = alone(job, 40.0, steps=5).orders
+    assert (orders.save_at_step, orders.replan_at_step) == (0, 0)
+    assert job.word(seconds=1.0, steps=1).orders.save_at_step != 0, "all are heard again"
+
+
+def test_no_schedule_is_promised_or_widened_while_a_sidecar_is_silent() -> None:
+    job = Job()
+    job.word(seconds=1.0, steps=20)
+    job.tiers = (TierState(tier="local", backlog=4),)
+    assert alone(job, 30.0, steps=30).orders.every_steps == 10
+    with pytest.raises(ValueError, match="no word from the sidecar of replica 1"):
+        job.duties.set_policy(Policy(every_steps=7), job.duties.look(job.now, job.now))
+    assert job.word(steps=1).orders.every_steps == 20
+
+
+def test_what_was_announced_before_a_sidecar_fell_silent_stays() -> None:
+    job = Job()
+    job.word(seconds=1.0, steps=1)
+    job.duties.ask("save")
+    order = job.word(seconds=1.0, steps=1).orders.save_at_step
+    assert order < 0
+    assert alone(job, 20.0).orders.save_at_step == order
+
+
+def test_people_are_told_of_a_silent_sidecar_until_it_is_heard_again() -> None:
+    job = Job()
+    assert job.word(seconds=1.0).message == ""
+    assert alone(job, 3.0).message == ""
+    assert "no word from the sidecar of replica 1" in alone(job, 1.0).message
+    assert job.word(seconds=1.0).message == ""
