@@ -34,12 +34,26 @@ class Census:
         """Rank -> (step, its time, smoothed seconds per step)."""
         self._attempt = 0
         self._began = float("-inf")
+        self._doubted_until = float("-inf")
+        self._moved_at = float("-inf")
+        self._seen: dict[int, tuple[int, int, float]] = {}
+        """Rank -> (state, step, its time) when it moved last in this attempt. Times of other
+        machines are only compared with themselves: another one means another step."""
 
     def begin(self, attempt: int, now: float) -> None:
         """Another attempt: what ranks did before says nothing about their pace now."""
         self._attempt = attempt
-        self._began = now
+        self._began = self._moved_at = now
         self._pace.clear()
+        self._seen.clear()
+
+    def woke(self, now: float, notice_seconds: float) -> None:
+        """The leader itself did not run for a while: what it hears next may have waited since then.
+
+        For `notice_seconds` no word counts as fresh, and nobody is said to stand still yet.
+        """
+        self._doubted_until = now + notice_seconds
+        self._moved_at = now
 
     def take(self, request: ProgressRequest, now: float) -> bool:
         """False: the word of a pod that was replaced, or of no replica of this job."""
@@ -52,6 +66,7 @@ class Census:
         for rank in request.ranks:
             if rank.attempt == self._attempt:
                 self._measure(rank)
+                self._see(rank, now)
         return True
 
     def requests(self) -> dict[int, ProgressRequest]:
@@ -67,6 +82,16 @@ class Census:
         """Whether every sidecar of the job was heard of just now."""
         return all(self.age(i, now) <= FRESH_SECONDS for i in range(self._topology.replicas))
 
+    @property
+    def moved_at(self) -> float:
+        """When this leader last saw a step or a state of any rank change, by its own clock."""
+        return self._moved_at
+
+    def heard_since(self, when: float) -> bool:
+        """Whether every sidecar of the job was heard of at that time or later."""
+        heard = self._heard
+        return all(i in heard and heard[i].at >= when for i in range(self._topology.replicas))
+
     def silent(self, now: float, limit: float) -> frozenset[int]:
         """Replicas whose sidecar was not heard of for so long in this attempt."""
         since = now - self._began
@@ -74,6 +99,7 @@ class Census:
             i
             for i in range(self._topology.replicas)
             if (self.age(i, now) if i in self._heard else since) > limit
+            or (i in self._heard and self._heard[i].at < self._doubted_until)
         )
 
     def ranks(self, attempt: int) -> dict[int, RankProgress]:
@@ -133,6 +159,12 @@ class Census:
         """Of the fastest rank; 0: not known yet."""
         known = [pace for _, _, pace in self._pace.values() if pace > 0]
         return min(known, default=0.0)
+
+    def _see(self, rank: RankProgress, now: float) -> None:
+        state, step, time = self._seen.get(rank.rank, (-1, -1, 0.0))
+        if rank.state != state or rank.step > step or rank.step_time != time:
+            self._seen[rank.rank] = (rank.state, rank.step, rank.step_time)
+            self._moved_at = now
 
     def _measure(self, rank: RankProgress) -> None:
         step, time, pace = self._pace.get(rank.rank, (rank.step, rank.step_time, 0.0))

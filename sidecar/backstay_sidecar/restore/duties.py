@@ -107,10 +107,10 @@ class Duties:
         """What people want deleted and no rule protects."""
         return frozenset(self._unwanted) - self.protected()
 
-    def begin(self, record: AttemptRecord, now: float, wall: float) -> None:
+    def begin(self, record: AttemptRecord, now: float) -> None:
         """An attempt has its go-ahead, or this leader found one that has."""
         self.record = record
-        self.orders = OrderBook(self._topology, record.attempt, now, wall)
+        self.orders = OrderBook(self._topology, record.attempt, now)
         self.census.begin(record.attempt, now)
         self.remote = replace(self.remote, base_recorded=False)
         self._chosen = {}
@@ -201,12 +201,12 @@ class Duties:
 
     # --- the word -----------------------------------------------------------------------------
 
-    def look(self, now: float, wall: float, waiting: Iterable[int] = ()) -> Look:
+    def look(self, now: float, waiting: Iterable[int] = ()) -> Look:
         """What orders are decided from."""
         return Look(
             attempt=self.attempt,
             now=now,
-            wall=wall,
+            stalled=self._stalled(now),
             training=self.census.training(self.attempt) if self.attempt else {},
             ranks=self.census.ranks(self.attempt) if self.attempt else {},
             silent=self.census.silent(now, NOTICE_SECONDS),
@@ -214,6 +214,15 @@ class Duties:
             step_seconds=self.census.seconds_per_step(),
             backlog=self._backlog(),
         )
+
+    def _stalled(self, now: float) -> bool:
+        limit = self._topology.hang_seconds
+        out = self.census.moved_at + limit
+        return bool(limit) and now >= out and self.census.heard_since(out)
+
+    def woke(self, now: float) -> None:
+        """The leader was paused: nothing is concluded from what it did not hear meanwhile."""
+        self.census.woke(now, NOTICE_SECONDS)
 
     def speak(self, look: Look) -> ProgressReply:
         """Work the word out anew; its version grows only if it says something else."""

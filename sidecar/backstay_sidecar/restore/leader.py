@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from backstay_protocol.clock import Clock
 from backstay_protocol.errors import BackstayError
@@ -33,6 +33,7 @@ from backstay_protocol.names import REMOTE
 from backstay_protocol.topology import PodIdentity, Topology
 from backstay_sidecar.restore import views
 from backstay_sidecar.restore.duties import Duties
+from backstay_sidecar.restore.orders import NOTICE_SECONDS, Look
 from backstay_sidecar.restore.ports import Emit, MemberDoor, Peers, RemoteStore
 from backstay_sidecar.restore.remote_book import RemoteBook
 from backstay_sidecar.restore.remote_duties import RemoteDuties
@@ -76,6 +77,8 @@ class Leader:
         """Tier -> (newest complete checkpoint, when it was heard of)."""
         self._changes = Changes()
         self._dirty = False
+        self._looked: tuple[float, float] | None = None
+        """When it last looked at what the sidecars say: monotonic, and since the epoch."""
         self._tasks = Tasks(emit)
         self._book = _book(topology, remote, clock)
         self._driver = RoundDriver(
@@ -108,7 +111,7 @@ class Leader:
         """Take over an attempt that runs, then drive rounds and duties."""
         record = self._own.record
         if record is not None and record.attempt == self._own.attempt:
-            self._duties.begin(record, self._clock.monotonic(), self._clock.time())
+            self._duties.begin(record, self._clock.monotonic())
             self._emit("leader_took_over", attempt=record.attempt)
         self._speak()
         self._tasks.spawn(self._driver.run())
@@ -142,7 +145,7 @@ class Leader:
     def _begun(self, begun: Begun) -> None:
         record, summary = begun
         wall = self._clock.time()
-        self._duties.begin(record, self._clock.monotonic(), wall)
+        self._duties.begin(record, self._clock.monotonic())
         view = RestoreView(
             attempt=record.attempt,
             base=record.base,
@@ -204,11 +207,21 @@ class Leader:
     def _speak(self) -> None:
         self._dirty = False
         before = self._duties.word
-        look = self._duties.look(self._clock.monotonic(), self._clock.time(), self._driver.waiting)
+        look = self._look(self._driver.waiting)
         word = self._duties.speak(look)
         if word is not before:
             self._note_newest(word)
             self._changes.notify()
+
+    def _look(self, waiting: Iterable[int] = ()) -> Look:
+        """What the duties decide from; long after the last look, this process was paused."""
+        now, wall = self._clock.monotonic(), self._clock.time()
+        if self._looked is not None:
+            gap = max(now - self._looked[0], wall - self._looked[1])  # suspended, only wall goes on
+            if gap > NOTICE_SECONDS:
+                self._duties.woke(now)
+        self._looked = (now, wall)
+        return self._duties.look(now, waiting)
 
     def _note_newest(self, word: ProgressReply) -> None:
         for tier, there in word.complete.items():
@@ -240,7 +253,7 @@ class Leader:
 
     def set_policy(self, policy: Policy) -> Policy:
         """PUT /v1/policy; what will be in force, from which step on. Raises ValueError."""
-        look = self._duties.look(self._clock.monotonic(), self._clock.time())
+        look = self._look()
         set_ = self._duties.set_policy(policy, look)
         self._touch()
         return set_

@@ -33,8 +33,9 @@ class Look:
     attempt: int
     now: float
     """Monotonic."""
-    wall: float
-    """Seconds since the epoch, as in step_time."""
+    stalled: bool = False
+    """No rank moved for hang_seconds by the leader's own clock, and every sidecar has said so
+    since."""
     training: Mapping[int, RankProgress]
     """Every rank of the world, or nobody: then no step is announced."""
     ranks: Mapping[int, RankProgress] = field(default_factory=dict)
@@ -59,8 +60,8 @@ def silence(replicas: Collection[int]) -> str:
 class OrderBook:
     """One per attempt."""
 
-    def __init__(self, topology: Topology, attempt: int, now: float, wall: float) -> None:
-        """`now`, `wall`: when the attempt began, or when this leader took it over."""
+    def __init__(self, topology: Topology, attempt: int, now: float) -> None:
+        """`now`: when the attempt began, or when this leader took it over."""
         schedule = topology.tiers.memory.schedule
         self._topology = topology
         self._attempt = attempt
@@ -71,7 +72,6 @@ class OrderBook:
         """Whether the ranks told what is in force: a leader that took over must not guess it."""
         self._looked_at = now
         self._saved_at = now
-        self._began = wall
         self._save = 0
         self._replan = 0
         self._forced_wanted = False
@@ -204,11 +204,9 @@ class OrderBook:
         A thread of the trainer obeys; where even that is stuck, the next replica is told in time,
         and at last all.
         """
-        limit = self._topology.hang_seconds
-        if not limit or not look.training or self._leave_replica == -1:
+        if not look.stalled or not look.training or self._leave_replica == -1:
             return
-        newest = max(max(r.step_time, self._began) for r in look.training.values())
-        if look.wall - newest < limit or self._is_being_obeyed(look):
+        if look.silent or self._is_being_obeyed(look):
             return
         per = self._topology.processes_per_replica
         left = [r for r in look.training.values() if r.rank // per not in self._told_to_leave]

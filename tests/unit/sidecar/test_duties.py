@@ -50,7 +50,7 @@ class Job:
         self.published: dict[int, list[CheckpointId]] = {0: [], 1: []}
         self.tiers: tuple[TierState, ...] = ()
         self.rank: dict[str, Any] = {}
-        self.duties.begin(RECORD, self.now, self.now)
+        self.duties.begin(RECORD, self.now)
 
     def hear(self, replica: int, **more: Any) -> None:
         rank = RankProgress(
@@ -84,7 +84,7 @@ class Job:
         self.step += steps
         for replica in range(2):
             self.hear(replica)
-        return self.duties.speak(self.duties.look(self.now, self.now, waiting))
+        return self.duties.speak(self.duties.look(self.now, waiting))
 
     def publish(self, step: int, replicas: tuple[int, ...] = (0, 1)) -> CheckpointId:
         checkpoint = CheckpointId(step, A)
@@ -169,7 +169,7 @@ def test_the_version_grows_only_when_something_else_is_said() -> None:
 
 def test_before_an_attempt_has_begun_the_word_counts_nowhere() -> None:
     duties = Duties(topology(2), 5)
-    word = duties.speak(duties.look(1.0, 1.0))
+    word = duties.speak(duties.look(1.0))
     assert word.attempt == 0
 
 
@@ -184,7 +184,7 @@ def test_a_leader_whose_sidecars_are_in_a_newer_attempt_says_nothing_more() -> N
     job = Job()
     job.word()
     job.duties.take(ProgressRequest(replica=1, generation=8, attempt=8_000_001), job.now)
-    word = job.duties.speak(job.duties.look(job.now, job.now))
+    word = job.duties.speak(job.duties.look(job.now))
     assert word.attempt == 0
     assert "8000001" in word.message
 
@@ -208,7 +208,7 @@ def test_nothing_is_thinned_while_a_sidecar_is_not_heard() -> None:
     assert job.word().thin
     job.now += 60
     job.hear(0)
-    assert job.duties.speak(job.duties.look(job.now, job.now)).thin == ()
+    assert job.duties.speak(job.duties.look(job.now)).thin == ()
 
 
 def test_what_waits_for_the_remote_tier_is_not_thinned() -> None:
@@ -264,7 +264,7 @@ def test_no_step_is_announced_while_a_rank_is_missing() -> None:
     job = Job()
     job.duties.ask("save")
     job.hear(0)
-    word = job.duties.speak(job.duties.look(job.now, job.now))
+    word = job.duties.speak(job.duties.look(job.now))
     assert word.orders.save_at_step == 0
     assert job.word().orders.save_at_step < 0
 
@@ -301,7 +301,7 @@ def test_a_tier_that_is_away_widens_nothing() -> None:
 def test_a_policy_is_in_force_from_a_step_that_all_ranks_can_hear_of() -> None:
     job = Job()
     job.word(seconds=1.0, steps=5)
-    look = job.duties.look(job.now, job.now)
+    look = job.duties.look(job.now)
     policy = job.duties.set_policy(Policy(every_steps=7), look)
     orders = job.word().orders
     assert (orders.every_steps, orders.every_from) == (7, policy.effective_from)
@@ -311,13 +311,13 @@ def test_a_policy_is_in_force_from_a_step_that_all_ranks_can_hear_of() -> None:
 def test_no_policy_is_promised_while_a_rank_does_not_train() -> None:
     job = Job()
     with pytest.raises(ValueError, match="not every rank trains"):
-        job.duties.set_policy(Policy(every_steps=7), job.duties.look(job.now, job.now))
+        job.duties.set_policy(Policy(every_steps=7), job.duties.look(job.now))
 
 
 def test_a_leader_that_takes_over_goes_on_with_the_interval_in_force() -> None:
     job = Job()
     job.hear(0)
-    assert job.duties.speak(job.duties.look(job.now, job.now)).orders.every_steps == 0
+    assert job.duties.speak(job.duties.look(job.now)).orders.every_steps == 0
     job.rank = {"every_steps": 40, "every_from": 8}
     orders = job.word().orders
     assert (orders.every_steps, orders.every_from) == (40, 8)
@@ -330,7 +330,7 @@ def test_a_leader_that_takes_over_ends_a_difference_that_the_old_one_left() -> N
     job.hear(0)
     job.rank = {"every_steps": 20, "every_from": 0}
     job.hear(1)
-    orders = job.duties.speak(job.duties.look(job.now, job.now)).orders
+    orders = job.duties.speak(job.duties.look(job.now)).orders
     assert orders.every_steps == 40
     assert orders.every_from > job.step
 
@@ -344,7 +344,7 @@ def test_the_replica_that_hangs_furthest_behind_is_told_to_leave() -> None:
     job.hear(0)
     job.step -= 1
     job.hear(1)
-    orders = job.duties.speak(job.duties.look(job.now, job.now)).orders
+    orders = job.duties.speak(job.duties.look(job.now)).orders
     assert (orders.leave_attempt, orders.leave_replica) == (A, 1)
 
 
@@ -437,7 +437,7 @@ def test_a_new_leader_says_the_same_once_the_sidecars_have_told_it_again() -> No
         job.put(20, tier)
     before = job.word()
     job.duties = Duties(job.topology, 10_000)
-    job.duties.begin(RECORD, job.now, job.now)
+    job.duties.begin(RECORD, job.now)
     after = job.word()
     assert replace(after, version=before.version) == before
     assert after.version > before.version
@@ -497,7 +497,7 @@ def test_a_policy_without_an_interval_is_refused_with_what_to_write() -> None:
     job = Job()
     job.word(seconds=1.0, steps=5)
     with pytest.raises(ValueError, match=r"every_steps is 0; .* 1 or more"):
-        job.duties.set_policy(Policy(), job.duties.look(job.now, job.now))
+        job.duties.set_policy(Policy(), job.duties.look(job.now))
     assert job.word().orders.every_steps == 10
 
 
@@ -546,7 +546,7 @@ def test_a_new_leader_hears_of_deletes_from_the_sidecars() -> None:
     job = Job()
     gone = job.publish(20)
     job.duties = Duties(job.topology, 10_000)
-    job.duties.begin(RECORD, job.now, job.now)
+    job.duties.begin(RECORD, job.now)
     job.hear(1, unwanted=(gone,))
     assert job.word().unwanted == (gone,)
 
@@ -593,7 +593,7 @@ def alone(job: Job, seconds: float, steps: int = 0) -> Any:
     job.now += seconds
     job.step += steps
     job.hear(0)
-    return job.duties.speak(job.duties.look(job.now, job.now))
+    return job.duties.speak(job.duties.look(job.now))
 
 
 @pytest.mark.parametrize("why", ["forced", "replan", "seconds"])
@@ -616,7 +616,7 @@ def test_no_schedule_is_promised_or_widened_while_a_sidecar_is_silent() -> None:
     job.tiers = (TierState(tier="local", backlog=4),)
     assert alone(job, 30.0, steps=30).orders.every_steps == 10
     with pytest.raises(ValueError, match="no word from the sidecar of replica 1"):
-        job.duties.set_policy(Policy(every_steps=7), job.duties.look(job.now, job.now))
+        job.duties.set_policy(Policy(every_steps=7), job.duties.look(job.now))
     assert job.word(steps=1).orders.every_steps == 20
 
 
@@ -635,3 +635,47 @@ def test_people_are_told_of_a_silent_sidecar_until_it_is_heard_again() -> None:
     assert alone(job, 3.0).message == ""
     assert "no word from the sidecar of replica 1" in alone(job, 1.0).message
     assert job.word(seconds=1.0).message == ""
+
+
+def test_a_stepped_wall_clock_makes_nobody_leave() -> None:
+    job = Job(topology(2, hang_seconds=60))
+    job.word(seconds=1.0, steps=1)
+    job.rank = {"step_time": job.now - 10_000.0}
+    for _ in range(70):
+        assert job.word(seconds=1.0, steps=1).orders.leave_attempt == 0
+
+
+def test_no_replica_is_told_to_leave_by_what_was_said_before_the_limit_ran_out() -> None:
+    job = Job(topology(2, hang_seconds=60))
+    job.rank = {"step_time": job.now}
+    job.word(seconds=1.0, steps=1)
+    job.word(seconds=59.0)
+    job.now += 2.0
+    silent = job.duties.speak(job.duties.look(job.now))
+    assert silent.orders.leave_attempt == 0, "nobody has said yet that it stands still"
+    job.hear(0)
+    assert job.duties.speak(job.duties.look(job.now)).orders.leave_attempt == 0
+    job.hear(1)
+    assert job.duties.speak(job.duties.look(job.now)).orders.leave_attempt == A
+
+
+def test_no_replica_is_told_to_leave_while_a_sidecar_is_silent() -> None:
+    job = Job(topology(2, hang_seconds=60))
+    job.rank = {"step_time": job.now}
+    job.word(seconds=1.0, steps=1)
+    assert alone(job, 120.0).orders.leave_attempt == 0
+    assert job.word(seconds=1.0).orders.leave_attempt == A
+
+
+def test_a_leader_that_was_paused_trusts_no_word_that_may_have_waited_meanwhile() -> None:
+    job = Job(topology(2, hang_seconds=60))
+    job.rank = {"step_time": job.now}
+    job.word(seconds=1.0, steps=1)
+    job.duties.ask("save")
+    job.now += 600.0
+    job.duties.woke(job.now)
+    orders = job.word().orders  # it lay in a socket: the ranks are far beyond
+    assert (orders.leave_attempt, orders.save_at_step) == (0, 0)
+    job.rank = {}
+    orders = job.word(seconds=4.0, steps=6000).orders
+    assert (orders.leave_attempt, orders.save_at_step < -job.step) == (0, True)

@@ -312,3 +312,32 @@ async def test_a_store_that_goes_away_is_told_and_training_goes_on(stored: Solo)
     async with asyncio.timeout(40):
         while "refused" in (await stored.told(5)).message:
             pass
+
+
+class PausedClock:
+    """The system's, but for a pause."""
+
+    paused = 0.0
+
+    def time(self) -> float:
+        return SYSTEM_CLOCK.time() + self.paused
+
+    def monotonic(self) -> float:
+        return SYSTEM_CLOCK.monotonic() + self.paused
+
+    def sleep(self, seconds: float) -> None:
+        SYSTEM_CLOCK.sleep(seconds)
+
+
+async def test_a_leader_that_was_paused_announces_nothing_from_words_that_waited(
+    solo: Solo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = await solo.begin()
+    clock = PausedClock()
+    monkeypatch.setattr(solo.leader, "_clock", clock)
+    await solo.told(10, attempt=attempt)
+    assert solo.leader.set_policy(Policy(every_steps=20)).every_steps == 20
+    clock.paused = 600.0
+    await solo.leader.progress(solo.report(10, attempt=attempt))  # it waited in the socket
+    with pytest.raises(ValueError, match="no word from the sidecar of replica 0"):
+        solo.leader.set_policy(Policy(every_steps=30))

@@ -67,7 +67,7 @@ class Remote:
         self.clock = FakeClock()
         self.events = Events()
         self.duties = Duties(self.topology, 1)
-        self.duties.begin(RECORD, self.clock.now, self.clock.now)
+        self.duties.begin(RECORD, self.clock.now)
         self.book = RemoteBook(self.store, LAYOUT, "default/run", "local/uid", self.clock)
         self.leader = RemoteDuties(
             topology=self.topology,
