@@ -243,8 +243,8 @@ def _add_values(running: RunningDigest, tensor: torch.Tensor) -> None:
         return
     if not tensor.is_contiguous() and tensor.nbytes > STAGING_BYTES:
         length = STAGING_BYTES * tensor.shape[0] // tensor.nbytes
-        parts = tensor.split(length) if length else tensor.unbind()
-        for part in parts:
+        for start in range(0, tensor.shape[0], length or 1):
+            part = tensor[start : start + length] if length else tensor[start]
             _add_values(running, part)
         return
     raw = tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from backstay import plan as planning
+from backstay.digest import RunningDigest
 from backstay.plan import NOTHING, Plan, estimated_bytes, local_plan, make_plan
 from backstay.structure import Kind, Structure, walk
 
@@ -162,7 +163,7 @@ def test_values_are_compared_in_pieces_however_they_are_laid_out(
     monkeypatch.setattr(torch.Tensor, "contiguous", watched)
     digests = []
     for tensor in (values, spread):
-        running = planning.RunningDigest()
+        running = RunningDigest()
         planning._add_values(running, tensor)
         digests.append(running.digest())
     assert digests[0] == digests[1]
