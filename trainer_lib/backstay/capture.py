@@ -37,7 +37,7 @@ from backstay import objects, plan, rng
 from backstay.copying import Copy, Streams, Transfer, batches
 from backstay.errors import UnsupportedValue
 from backstay.planned import Division, Planned, Planner
-from backstay.savejob import CopyThread, Job, SaveResult, Skip
+from backstay.savejob import CopyThread, Job, NewestThread, SaveResult, Skip
 from backstay.slotchoice import Chain
 from backstay.slotkeeper import Bounds, SlotKeeper
 from backstay.slotmap import Mapping as SlotMapping
@@ -64,6 +64,7 @@ SLOT_SPARE_BYTES = 1 << 20
 SAVES_ON_PROBATION = 2
 HEADER_BYTES_A_PARAMETER = 1000  # its entry and those of its optimizer state
 CLOSE_SECONDS = 60.0
+LAST_NOTICE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +103,10 @@ class CaptureEngine:
     ) -> None:
         """Attach: no slot is made before `check`.
 
-        `gather` is asked at each plan for a way to reach all ranks. `notify` is called in the copy
-        thread for each save, published or not. `replicated`: entries whose plain tensors the user
-        declares equal on all ranks.
+        `gather` is asked at each plan for a way to reach all ranks. `notify` is called in a
+        thread of its own after saves, published or not: while it is under way only the newest save
+        waits to be told. `replicated`: entries whose plain tensors the user declares equal on all
+        ranks.
         """
         self._entries = entries
         self._memory = memory
@@ -125,6 +127,7 @@ class CaptureEngine:
         self._trust = Trust()
         self._streams = Streams()
         self._thread = CopyThread()
+        self._notices = NewestThread("backstay-notice")
         self._job: Job | None = None
         self._num_overlapped = 0
         self._mentioned = ""
@@ -434,10 +437,15 @@ class CaptureEngine:
             why=result.why,
             stall_seconds=result.stall_seconds,
         )
+        self._notices.run(lambda: self._send(notice))
+
+    def _send(self, notice: CaptureNotice) -> None:
+        """In a thread of its own: a sidecar that hangs delays no save."""
+        assert self._notify is not None
         try:
             self._notify(notice)
         except Exception:  # the sidecar looks by itself: a lost notice costs a second
-            logger.debug("notice of step %d was not heard", result.step, exc_info=True)
+            logger.debug("notice of step %d was not heard", notice.step, exc_info=True)
 
     # --- words of the control block ------------------------------------------------------------
 
@@ -468,13 +476,14 @@ class CaptureEngine:
         self._settle(timeout)
         self._hook.remove()
         self._thread.stop(timeout)
+        self._notices.stop(min(timeout, LAST_NOTICE_SECONDS))
         self._gone = True
         self._slots.close()
         self._planner.current = self._checked = None
         _engines.discard(self)
 
     def _forget_in_child(self) -> None:
-        """A forked data-loader worker: the copy thread is not here, and the slots are not its."""
+        """A forked data-loader worker: the threads are not here, and the slots are not its."""
         self._gone = True
         self._job = None
 

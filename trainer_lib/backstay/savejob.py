@@ -1,6 +1,7 @@
 """One save on its way: what the caller gets, what the copy thread has to do, and that thread.
 
-Called by capture. The thread outlives every trouble of a save.
+Called by capture. The thread outlives every trouble of a save. Another one tells the sidecar, which
+may hang: no save waits for it.
 """
 
 from __future__ import annotations
@@ -147,3 +148,50 @@ class CopyThread:
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
+
+
+class NewestThread:
+    """One daemon thread for tasks of which only the newest matters, started with the first."""
+
+    def __init__(self, name: str) -> None:
+        """No thread yet."""
+        self._name = name
+        self._pending: Callable[[], None] | None = None
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Do it in place of one that waits still; never blocks. A task must not raise."""
+        with self._changed:
+            if self._stopping:
+                return
+            self._pending = task
+            self._changed.notify()
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def stop(self, timeout: float) -> None:
+        """Finish what is pending, bounded; beyond the bound the thread ends with its task."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is None:
+            return
+        self._thread.join(timeout)
+        with self._changed:
+            self._pending = None
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            task()
+            del task  # what it holds may go while this waits
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while self._pending is None and not self._stopping:
+                self._changed.wait()
+            task, self._pending = self._pending, None
+            return task
