@@ -48,6 +48,8 @@ def lasting(tell: Callable[[Event], None]) -> Callable[[Event], None]:
         except BrokenPipeError:
             gone = True
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - flushed when Python ends
+        except OSError:
+            return  # no room for this one; the next may find some
 
     return emit
 

@@ -35,6 +35,7 @@ _PROBE_SECONDS = 0.1
 _STARTUP_SECONDS = 90.0
 _TERM_SECONDS = 10.0  # for a launcher to end its workers
 _SIDECAR_SECONDS = 3.0
+_AGAIN_SECONDS = 1.0  # after trouble of the machine, such as a full disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +71,13 @@ class Host:
         self.settings = settings
         self.clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
-        self.failure: BaseException | None = None
-        """A task's own failure: the runner ends with it."""
+
+    def warn(self, text: str) -> None:
+        """Tell of trouble that stops nothing."""
+        self.emit(Notice(time=self.clock.time(), level="warning", text=text))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something beside; its failure is the runner's."""
+        """Run something beside; its failure is told, and stops nothing else."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -83,7 +86,7 @@ class Host:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.failure = self.failure or error
+            self.warn(f"a part of the runner failed: {type(error).__name__}: {error}")
             self.wake()
 
     async def close(self) -> None:
@@ -105,6 +108,8 @@ class Pod:
             spec.name: ContainerState(name=spec.name, running=False) for spec in plan.containers
         }
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._told_failed: set[str] = set()
+        """Containers that could not be started, which was told."""
         self._holding = False  # nothing restarts by itself while the pod is being ended or rebooted
         self._ready = False
         self.sidecar_early_deaths = 0
@@ -154,7 +159,14 @@ class Pod:
         self._holding = False
         first, *rest = self.plan.containers
         self._start_container(first)
-        if not await self._sidecar_up():
+        while True:
+            try:
+                up = await self._sidecar_up()
+                break
+            except OSError as error:  # no file descriptors for a client, say
+                self._tell_failed(first.name, error)
+                await asyncio.sleep(_AGAIN_SECONDS)
+        if not up:
             return
         for spec in rest:
             self._start_container(spec)
@@ -184,9 +196,17 @@ class Pod:
         if self._holding or self.process(spec.name) is not None:
             return
         now = self._host.clock.time()
+        try:
+            process = Process(spec, lambda end: self._on_exit(spec, end))
+        except OSError as error:
+            self._tell_failed(spec.name, error)
+            loop = asyncio.get_running_loop()
+            again = loop.call_later(_AGAIN_SECONDS, self._start_container, spec)
+            self._timers[spec.name] = again
+            return
+        self._told_failed.discard(spec.name)
+        self._processes[spec.name] = process
         self._states[spec.name] = started(self._states[spec.name], now)
-
-        self._processes[spec.name] = Process(spec, lambda end: self._on_exit(spec, end))
         self._host.emit(
             ContainerStarted(
                 time=now,
@@ -197,10 +217,19 @@ class Pod:
             )
         )
 
+    def _tell_failed(self, container: str, error: OSError) -> None:
+        if container not in self._told_failed:
+            self._told_failed.add(container)
+            self._host.warn(
+                f"replica {self.replica}: {container} could not be started: {error}; it is tried "
+                "again"
+            )
+
     # --- ends -------------------------------------------------------------------------------------
 
     def _on_exit(self, spec: ProcessSpec, end: Exit) -> None:
-        tree.kill_strays(living_shims())  # somebody may have killed the shim
+        with contextlib.suppress(OSError):  # the next end, or the runner's, finds them
+            tree.kill_strays(living_shims())  # somebody may have killed the shim
         now = self._host.clock.time()
         over = Ended(exit_code=end.code, at=now, reason=end.reason)
         self._states[spec.name] = ended(self._states[spec.name], over, self._host.settings)
@@ -254,11 +283,13 @@ class Pod:
     async def reboot(self, wipe: Callable[[], None]) -> None:
         """What its node's reboot does: all containers die, `wipe`, all start again, no backoff."""
         await self.kill()
-        wipe()
-        for name, state in self._states.items():
-            self._states[name] = replace(state, quick_ends=0)
-        self._ready = False
-        self._host.spawn(self._start_in_order())
+        try:
+            wipe()
+        finally:  # a pod that is left down would be down for good
+            for name, state in self._states.items():
+                self._states[name] = replace(state, quick_ends=0)
+            self._ready = False
+            self._host.spawn(self._start_in_order())
 
     async def prepare_end(self, grace_seconds: float) -> None:
         """From now on nothing restarts; the trainer's preStop hook may take `grace_seconds`."""
@@ -285,7 +316,6 @@ class Pod:
             async with httpx.AsyncClient(timeout=grace_seconds, trust_env=False) as client:
                 answer = await client.get(url)
                 answer.raise_for_status()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, OSError) as error:
             why = str(error) or type(error).__name__
-            text = f"replica {self.replica}: no last common save: {why}"
-            self._host.emit(Notice(time=self._host.clock.time(), level="warning", text=text))
+            self._host.warn(f"replica {self.replica}: no last common save: {why}")

@@ -3,6 +3,8 @@
 One asyncio loop in the main thread. What is decided lies in `backstay_operator.decide`; what a
 kubelet does, in `kubelet.py`; this module is the API server and the applier between them.
 Generations are persisted before a pod is created.
+
+The runner's own trouble (a full disk) never stops training: it is told once and tried again.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ from backstay_protocol.clock import Clock
 _BUSY_SECONDS = 0.2  # between looks while something is being mended
 _CALM_SECONDS = 0.5
 _END_GRACE_SECONDS = 5.0
+_STORE_AGAIN_SECONDS = 1.0
 
 
 def _quick_restarts() -> RestartSettings:
@@ -124,6 +127,10 @@ class LocalRunner:
         self._census = Census()
         self._tail = LogTail(self._tell_log)
         self._told_large: set[int] = set()
+        self._unwritten = False
+        """Whether status.json lags behind `_status`."""
+        self._troubles: set[str] = set()
+        """What is in trouble now, and was told."""
 
     # --- the whole ------------------------------------------------------------------------------
 
@@ -174,14 +181,19 @@ class LocalRunner:
         """None: told to stop."""
         while not self._stop.is_set():
             self._wake.clear()
-            if self._host.failure is not None:
-                raise self._host.failure
-            outcome = await self._reconcile()
-            if outcome is not None:
-                return outcome
+            try:
+                outcome = await self._reconcile()
+            except OSError as error:  # the next look, soon, finds what is still to be done
+                self._in_trouble("the runner could not carry out its plan", error)
+            else:
+                if outcome is not None:
+                    return outcome
             await self._wake.wait()
         self._say("info", "stopping: one last common save (Ctrl-C again to end at once)")
-        await self._delete_pods(list(self._pods), self._options.grace_seconds)
+        try:
+            await self._delete_pods(list(self._pods), self._options.grace_seconds)
+        except OSError as error:
+            self._say("warning", f"not everything could be cleaned up: {error}")
         return None
 
     async def _end_everything(self) -> None:
@@ -259,8 +271,19 @@ class LocalRunner:
     def _store_ended(self) -> None:
         log = self._state.logs / "store.log"
         self._say("warning", f"the embedded store ended by itself; it starts again (see {log})")
-        assert self._store is not None
-        self._store.start()
+        self._restart_store()
+
+    def _restart_store(self) -> None:
+        if self._store is None or self._store.stopping:
+            return
+        try:
+            self._store.start()
+        except (OSError, CommandError) as error:
+            self._in_trouble("the embedded store could not be started", error)
+            loop = asyncio.get_running_loop()
+            loop.call_later(_STORE_AGAIN_SECONDS, self._restart_store)
+        else:
+            self._is_well("the embedded store could not be started")
 
     def _adopt_pods(self) -> None:
         """Pods that a killed runner left behind exist still: their containers start in place."""
@@ -293,8 +316,14 @@ class LocalRunner:
             }
             for c in conditions(self._observed(), plan)
         )
+        creates = any(isinstance(action, CreatePod) for action in plan.actions)
+        before = self._status.record
         self._persist(replace(self._status, record=plan.record, conditions=found))
+        if creates and self._unwritten:  # a generation must be durable before its pod exists
+            self._status = replace(self._status, record=before)
+            return None
         await self._carry_out(plan)
+        self._is_well("the runner could not carry out its plan")
         return plan.outcome
 
     def _observed(self) -> Observed:
@@ -319,9 +348,17 @@ class LocalRunner:
         return ranks, f"the trainer ends before it calls restore(): {words}"
 
     def _persist(self, status: LocalStatus) -> None:
-        if status != self._status:
+        """Write it, now or, if that fails, with the next one (see `_unwritten`)."""
+        if status == self._status and not self._unwritten:
+            return
+        self._status, self._unwritten = status, True
+        try:
             self._state.write(status)
-        self._status = status
+        except OSError as error:
+            self._in_trouble("the job's status could not be written", error)
+        else:
+            self._unwritten = False
+            self._is_well("the job's status could not be written")
 
     async def _carry_out(self, plan: Plan) -> None:
         deletions = [a for a in plan.actions if isinstance(a, DeletePod)]
@@ -398,12 +435,20 @@ class LocalRunner:
             training = self._leader.view is not None and self._leader.view.phase == "Training"
             calm = training and not self._incidents.is_open
             await asyncio.sleep(_CALM_SECONDS if calm else _BUSY_SECONDS)
-            await self._leader.poll()
-            self._take_census()
-            self._look_at_memory()
-            if self._options.follow_logs:
-                self._follow_logs()
+            try:
+                await self._look()
+            except Exception as error:  # noqa: BLE001 - a look that fails must not be the last
+                self._in_trouble("the runner could not look at its pods", error)
+            else:
+                self._is_well("the runner could not look at its pods")
             self._wake.set()
+
+    async def _look(self) -> None:
+        await self._leader.poll()
+        self._take_census()
+        self._look_at_memory()
+        if self._options.follow_logs:
+            self._follow_logs()
 
     def _take_census(self) -> None:
         roots = {}
@@ -457,7 +502,7 @@ class LocalRunner:
                 )
             )
             await breakage.act()
-        except CommandError as error:
+        except (CommandError, OSError) as error:
             return OrderReply(ok=False, text=str(error))
         if order.failure == "memory":  # the kubelet is the one that rebooted it
             self._incidents.noticed("memory", breakage.replicas, self._clock.time())
@@ -474,6 +519,16 @@ class LocalRunner:
 
     def _say(self, level: str, text: str) -> None:
         self._emit(Notice(time=self._clock.time(), level=level, text=text))
+
+    def _in_trouble(self, what: str, error: Exception) -> None:
+        """Tell it once, until it is well again."""
+        if what not in self._troubles:
+            self._troubles.add(what)
+            why = str(error) or type(error).__name__
+            self._say("warning", f"{what}: {why}; training goes on, and it is tried again")
+
+    def _is_well(self, what: str) -> None:
+        self._troubles.discard(what)
 
     def _tell_log(self, replica: int, container: str, line: str) -> None:
         self._emit(Log(time=self._clock.time(), replica=replica, container=container, line=line))

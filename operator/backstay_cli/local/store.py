@@ -61,6 +61,11 @@ class EmbeddedStore:
         self.process: Process | None = None
         self.endpoint = f"http://{host}:{self._ports[0]}"
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it is to end, or has."""
+        return self._stopping
+
     def start(self) -> None:
         """In the main thread's loop."""
         self._folder.mkdir(parents=True, exist_ok=True)
