@@ -419,7 +419,7 @@ class Agent:
             neighbor = Neighbor(keeper, address or self.topology.address_of(keeper))
         old, self._neighbor = self._neighbor, neighbor
         if neighbor is not None and (old is None or old.replica != neighbor.replica):
-            self.replicator.neighbor_changed()
+            self.replicator.offer_again()
 
     def _write_word(self) -> None:
         if self.reply is not None and self.reply.attempt == self.member.attempt:
@@ -457,6 +457,7 @@ class Agent:
 
     def _began(self, attempt: int, base: CheckpointId | None) -> None:
         self.metrics.attempt_began(attempt)
+        self.replicator.offer_again()  # the neighbour may have been replaced with its disk
         self._refill_cancel.set()
         self._refill_cancel = threading.Event()
         decision = self.member.decision

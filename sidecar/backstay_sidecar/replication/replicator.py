@@ -36,6 +36,9 @@ from backstay_sidecar.tiers.memory import MemoryTier, Published
 from backstay_sidecar.tiers.onepass import one_pass
 
 LOOK_SECONDS = 1.0
+BELIEVE_SECONDS = 30.0
+"""What the neighbour has taken the leader sees complete there within so long, or it is offered
+again."""
 NUM_SEALERS = 2
 
 log = logging.getLogger(__name__)
@@ -108,6 +111,10 @@ class Replicator:
         self._sealing: dict[tuple[int, int], ShardKey] = {}
         self._seal_threads = ThreadPoolExecutor(NUM_SEALERS, "seal")
         self._placed: dict[str, dict[ShardKey, ShardCopy]] = {NEIGHBOR: {}, REMOTE: {}}
+        self._offered: dict[ShardKey, float] = {}
+        """When the neighbour last said that it has it."""
+        self._doubted: set[ShardKey] = set()
+        """Offered once more because the leader does not see them there."""
         self._degraded: set[str] = set()
         self._troubled_slots: set[tuple[int, int]] = set()
         self.sealer = Sealer(memory, local, self._local_due, self.cancel)
@@ -149,9 +156,13 @@ class Replicator:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.notice)
 
-    def neighbor_changed(self) -> None:
-        """Another replica keeps our copies from now on: what the old one has says nothing."""
+    def offer_again(self) -> None:
+        """Another replica or another pod may keep our copies from now on: what the old one took
+        says nothing. Offering what is there costs one answer.
+        """
         self._placed[NEIGHBOR].clear()
+        self._offered.clear()
+        self._doubted.clear()
         self.notice()
 
     def _spawn(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -175,6 +186,7 @@ class Replicator:
             self.here = here
             self._begin_sealing(here)
             self._tell_degraded()
+            self._doubt_neighbor()
             if changed:
                 self._forget_gone()
                 for worker in self.workers.values():
@@ -219,10 +231,30 @@ class Replicator:
     def _forget_gone(self) -> None:
         """What was placed elsewhere is remembered for as long as it could be wanted again."""
         newest = max(self._word().complete.get(REMOTE, ()), default=None)
+        for key in self._offered.keys() - self.here.shards.keys():
+            self._offered.pop(key)
+            self._doubted.discard(key)
         for tier, placed in self._placed.items():
             for key in [key for key in placed if key not in self.here.shards]:
                 if tier == NEIGHBOR or (newest is not None and key[0] <= newest):
                     del placed[key]
+
+    def _doubt_neighbor(self) -> None:
+        """Offer again what the leader does not see complete there: a node may have lost it."""
+        word, now = self._word(), self._clock.monotonic()
+        if not word.attempt or NEIGHBOR not in self.workers:
+            return
+        complete, placed = word.complete.get(NEIGHBOR, ()), self._placed[NEIGHBOR]
+        lost = [
+            key
+            for key in placed
+            if key[0] not in complete and now - self._offered.get(key, 0.0) > BELIEVE_SECONDS
+        ]
+        for key in lost:
+            del placed[key]
+        self._doubted.update(lost)
+        if lost:
+            self.workers[NEIGHBOR].wake()
 
     # --- sealing ------------------------------------------------------------------------------
 
@@ -313,6 +345,15 @@ class Replicator:
         """A tier has taken a shard."""
         if tier in self._placed:
             self._placed[tier][shard.key] = copy_of(manifest, tier, -1)
+        if tier == NEIGHBOR:
+            self._offered[shard.key] = self._clock.monotonic()
+        if tier != NEIGHBOR or shard.key not in self._doubted:
+            self._tell_moved(tier, shard, seconds)
+        self._tell_degraded()
+        self._wake.set()
+        self._changed()
+
+    def _tell_moved(self, tier: str, shard: Shard, seconds: float) -> None:
         self._meter.moved(tier, shard.size, seconds)
         self._emit(
             "shard_stored",
@@ -322,9 +363,6 @@ class Replicator:
             bytes=shard.size,
             seconds=round(seconds, 3),
         )
-        self._tell_degraded()
-        self._wake.set()
-        self._changed()
 
     def failed(self, tier: str, shard: Shard, error: Exception, *, first: bool) -> None:
         """A transfer failed. The first of a row is told; the rest is the tier's state."""

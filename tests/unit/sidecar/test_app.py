@@ -375,3 +375,12 @@ async def test_what_the_leader_refuses_is_refused_at_any_sidecar(
     assert (response.status_code, error_of(response).error.message) == (409, "it is pinned")
     assert asked == [(method, url)]
     await leader.aclose()
+
+
+def test_an_attempt_that_began_has_the_neighbour_offered_everything_again(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered: list[bool] = []
+    monkeypatch.setattr(agent.replicator, "offer_again", lambda: offered.append(True))
+    agent._began(7, None)
+    assert offered == [True]
