@@ -56,10 +56,12 @@ def test_a_save_that_was_given_up_is_not_waited_for_again(
 
 def test_a_sidecar_that_hangs_delays_neither_saves_nor_the_end(tmp_path: Path) -> None:
     x = torch.zeros(4)
-    go_on, told = threading.Event(), []
+    go_on, hangs = threading.Event(), threading.Event()
+    told: list[int] = []
 
     def hang(notice: CaptureNotice) -> None:
         told.append(notice.step)
+        hangs.set()
         go_on.wait()
 
     with attached(tmp_path, {"x": x}) as rank:
@@ -67,6 +69,7 @@ def test_a_sidecar_that_hangs_delays_neither_saves_nor_the_end(tmp_path: Path) -
         for step in range(1, 6):
             assert rank.engine.save(step, ATTEMPT).result(10), "no notice is waited for"
             rank.confirm(step)
+            assert hangs.wait(10)
         begun = time.monotonic()
         rank.engine.close()
         assert time.monotonic() - begun < 5
