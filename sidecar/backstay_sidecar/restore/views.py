@@ -30,6 +30,9 @@ TRAINING = "Training"
 FINISHED = "Finished"
 FAILED = "Failed"
 NEVER_SEEN = 1e9
+FEW_SKIPS = 3
+"""So many skipped saves may happen to anybody (probation, a busy slot)."""
+SHOWN_WARNINGS = 10
 
 
 def phase(duties: Duties, current: Round, waiting: bool, topology: Topology) -> tuple[str, str]:
@@ -119,7 +122,19 @@ def _warnings(duties: Duties, topology: Topology) -> tuple[str, ...]:
         found.append(f"attempt {duties.superseded} has replaced this world")
     if duties.word.message:
         found.append(duties.word.message)
+    found.extend(_skipping(duties))
     return tuple(found)
+
+
+def _skipping(duties: Duties) -> list[str]:
+    """Ranks that skip a good part of their saves: what is kept grows old."""
+    ranks = duties.census.ranks(duties.attempt) if duties.attempt else {}
+    return [
+        f"rank {rank.rank} skipped {rank.skipped} of {rank.skipped + rank.saves} saves, the newest "
+        f"it has is of step {rank.published_step}; its log and the event save_skipped say why"
+        for rank in ranks.values()
+        if rank.skipped >= FEW_SKIPS and rank.skipped >= rank.saves
+    ][:SHOWN_WARNINGS]
 
 
 def checkpoint_list(topology: Topology, duties: Duties) -> CheckpointList:
