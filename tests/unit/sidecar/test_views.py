@@ -17,7 +17,7 @@ ATTEMPT = 7_000_001
 def warnings_when(**rank: Any) -> tuple[str, ...]:
     job = topology(1)
     duties = Duties(job, 1)
-    duties.begin(AttemptRecord(attempt=ATTEMPT, base=None, world_size=1, replicas=1), 0.0, 0.0)
+    duties.begin(AttemptRecord(attempt=ATTEMPT, base=None, world_size=1, replicas=1), 0.0)
     progress = RankProgress(
         rank=0, step=50, step_time=0.0, attempt=ATTEMPT, state=State.TRAINING, **rank
     )
