@@ -182,6 +182,7 @@ class LocalRunner:
         while not self._stop.is_set():
             self._wake.clear()
             try:
+                self._follow_logs()  # before a plan ends the pods whose last words these are
                 outcome = await self._reconcile()
             except OSError as error:  # the next look, soon, finds what is still to be done
                 self._in_trouble("the runner could not carry out its plan", error)
@@ -447,8 +448,7 @@ class LocalRunner:
         await self._leader.poll()
         self._take_census()
         self._look_at_memory()
-        if self._options.follow_logs:
-            self._follow_logs()
+        self._follow_logs()
 
     def _take_census(self) -> None:
         roots = {}
@@ -479,6 +479,8 @@ class LocalRunner:
                 )
 
     def _follow_logs(self) -> None:
+        if not self._options.follow_logs:
+            return
         for replica, pod in self._pods.items():
             for spec in pod.plan.containers:
                 self._tail.look(replica, spec.name, Path(spec.log))
