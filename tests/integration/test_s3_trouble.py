@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(180)
 
 TROUBLES: dict[str, tuple[Callable[[S3Faults], None], str]] = {
     "refused": (lambda f: f.refuse(), "refused"),
-    "500": (lambda f: f.answer(500, "InternalError"), "500"),
+    "500": (lambda f: f.answer(500, "InternalError"), "InternalError"),
     "hanging": (lambda f: f.hang(), "answer"),
     "slow": (lambda f: f.throttle(200), ""),
     "wrong signature": (lambda f: f.wrong_signature(), "SignatureDoesNotMatch"),

@@ -85,6 +85,8 @@ class RoundDriver:
         self._emit = emit
         self._begun = begun
         self._settings = rounds.round_settings(topology)
+        remote = topology.tiers.remote
+        self._store_name = f"bucket {remote.bucket!r} at {remote.endpoint}" if remote else ""
         self._waiting: dict[int, JoinRequest] = {}
         """Newest join of each replica whose ranks wait for an attempt to begin."""
         self._round = self._new_round(None)
@@ -320,4 +322,7 @@ class RoundDriver:
             async with asyncio.timeout(seconds):
                 return await self._book.call(work)
         except TimeoutError as error:
-            raise Unreachable(f"no answer within {seconds:.0f} s") from error
+            raise Unreachable(
+                f"{self._store_name}: no answer within {seconds:.0f} s; the store hangs, or "
+                "something between drops packets"
+            ) from error
