@@ -252,7 +252,8 @@ class Agent:
         while not self.replicator.idle:
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), 0.2)
+                async with asyncio.timeout(0.2):
+                    await self._moved.wait()
 
     def _prepare_memory(self) -> None:
         os.makedirs(self.stores.layout.ranks, mode=FOLDER_MODE, exist_ok=True)

@@ -63,7 +63,8 @@ class ControlServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            line = await asyncio.wait_for(reader.readline(), _PATIENCE_SECONDS)
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                line = await reader.readline()
             writer.write(codec.dumps(await self._answer(line)) + b"\n")
             await writer.drain()
         except (OSError, ValueError, TimeoutError):

@@ -101,7 +101,8 @@ class Process:
         if grace_seconds > 0:
             self.terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ended.wait(), grace_seconds)
+                async with asyncio.timeout(grace_seconds):
+                    await self.ended.wait()
         self.kill()
         await self.ended.wait()
 

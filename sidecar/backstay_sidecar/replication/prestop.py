@@ -85,7 +85,8 @@ class Prestop:
                 return replace(reply, durable=False)
             self._news.clear()
             with contextlib.suppress(TimeoutError):  # the leader may be silent: ask it then
-                await asyncio.wait_for(self._news.wait(), min(left, ASK_SECONDS))
+                async with asyncio.timeout(min(left, ASK_SECONDS)):
+                    await self._news.wait()
             reply = await self._ask()
         self._emit("prestop_safe", step=reply.step)
         return reply

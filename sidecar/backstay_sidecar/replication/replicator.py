@@ -193,7 +193,8 @@ class Replicator:
                     worker.wake()
                 self._changed()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._wake.wait()
 
     def look(self, *, siblings: bool = False) -> Here:
         """Look at memory volume and disk. Blocks. With `siblings` also what may only be read."""

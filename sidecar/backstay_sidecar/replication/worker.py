@@ -142,7 +142,8 @@ class TierWorker:
         """With something set aside not for ever: its time comes again."""
         seconds = ASIDE_SECONDS if self._set_aside else None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
 
     async def _move(self, shard: Shard) -> None:
         begun = self._clock.monotonic()

@@ -110,3 +110,11 @@ async def test_what_is_complete_at_the_neighbour_is_offered_again_only_when_it_i
 async def test_a_new_attempt_offers_all_to_the_neighbour_again(pod: Pod) -> None:
     pod.replicator.offer_again()
     await until(lambda: pod.neighbor.offers == 2)
+
+
+async def test_it_ends_also_when_it_is_woken_in_the_same_moment(pod: Pod) -> None:
+    for _ in range(20):  # the loops get round to wait again
+        await asyncio.sleep(0)
+    pod.replicator.notice()
+    async with asyncio.timeout(10):
+        await pod.replicator.close()
