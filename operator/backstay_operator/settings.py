@@ -16,6 +16,8 @@ class SidecarSettings:
     """Pull buffers and 256 MiB (DESIGN, invariant 8)."""
     grace_seconds: int = 120
     """Termination grace of a pod: long enough for one common save and its flush."""
+    pull_policy: str = ""
+    """imagePullPolicy; empty: Kubernetes' default for the image's tag."""
 
 
 @dataclass(frozen=True, kw_only=True)

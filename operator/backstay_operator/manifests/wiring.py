@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from backstay_operator.api.names import GROUP
 from backstay_operator.settings import SidecarSettings
 from backstay_protocol.topology import RestoreOptions
 
@@ -15,6 +16,10 @@ LOCAL_MOUNT = "/backstay/local"
 CONFIG_MOUNT = "/backstay/config"
 TOPOLOGY_FILE = "topology.json"
 POD_FILE = "pod.json"
+LABEL_ROLE = f"{GROUP}/role"
+ROLE_REPLICA = "replica"
+ROLE_FLUSH = "flush"
+ANNOTATION_SPEC = f"{GROUP}/spec-digest"  # of what the pod was made of (cluster_pod.spec_digest)
 
 
 def pod_name(job: str, replica: int, generation: int) -> str:
