@@ -229,7 +229,8 @@ def optional_here(path: str) -> tuple[str, ...]:
 
 def test_every_field_of_the_job_manifest_is_in_the_operations_page() -> None:
     page = read("operations.md")
-    source = (ROOT / "operator/backstay_operator/api/read.py").read_text(encoding="utf-8")
+    folder = ROOT / "operator/backstay_operator/api"
+    source = "".join(path.read_text(encoding="utf-8") for path in folder.glob("read*.py"))
     names = set(
         re.findall(r'\.(?:integer|seconds|boolean|choice|text|raw)\(\s*"(\w+)"', source)
     ) | set(re.findall(r'\.(?:section|required_section|quantity_bytes)\(\s*"(\w+)"', source))

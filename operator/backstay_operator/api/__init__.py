@@ -3,29 +3,41 @@
 Pure: no I/O, no clock. Used by the builders, the decisions, the control loop and the command.
 """
 
+from backstay_operator.api.allow import Allowances, RemoteAllowance, read_allowances
 from backstay_operator.api.job import (
     LAUNCHERS,
     CheckpointSpec,
+    FailurePolicy,
     JobSpec,
     LocalSpec,
     MemorySpec,
     NeighborSpec,
+    OtherRun,
     RemoteSpec,
     TrainingJob,
 )
+from backstay_operator.api.memory import MemoryNeed, memory_need, memory_too_small
 from backstay_operator.api.read import read_job
 from backstay_operator.api.section import InvalidJob, Problem
 
 __all__ = [
     "LAUNCHERS",
+    "Allowances",
     "CheckpointSpec",
+    "FailurePolicy",
     "InvalidJob",
     "JobSpec",
     "LocalSpec",
+    "MemoryNeed",
     "MemorySpec",
     "NeighborSpec",
+    "OtherRun",
     "Problem",
+    "RemoteAllowance",
     "RemoteSpec",
     "TrainingJob",
+    "memory_need",
+    "memory_too_small",
+    "read_allowances",
     "read_job",
 ]

@@ -20,6 +20,13 @@ EPHEMERAL = "ephemeral"
 VOLUME_NONE = "none"
 VOLUMES = (HOST_PATH, PVC, EPHEMERAL, VOLUME_NONE)
 
+CLEAN_RUNNING = "Running"
+CLEAN_ALL = "All"
+CLEAN_NONE = "None"
+CLEANUP_POLICIES = (CLEAN_RUNNING, CLEAN_ALL, CLEAN_NONE)
+
+DEFAULT_TOPOLOGY_KEY = "topology.kubernetes.io/zone"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySpec:
@@ -50,6 +57,9 @@ class NeighborSpec:
     """`checkpoint.neighbor`: copies on another replica's disk."""
 
     schedule: Schedule = field(default_factory=Schedule)
+    topology_key: str = DEFAULT_TOPOLOGY_KEY
+    """Node label; a copy goes to a node of another value where there is one."""
+    copies: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +77,10 @@ class RemoteSpec:
     retention: Retention = field(default_factory=Retention)
     credentials_secret: str = ""
     """Secret with `accessKey`, `secretKey` and perhaps `sessionToken`."""
+    workload_identity: bool = False
+    """The pod's service account gives the rights; there are no keys."""
+    ca_secret: str = ""
+    """Secret with `ca.crt`, the authority that signed the endpoint's certificate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +95,22 @@ class CheckpointSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FailurePolicy:
+    """`failurePolicy`: when failures end the job (beside `restore.maxRestarts`)."""
+
+    early_deaths: int = 6
+    """Starts in a row that end before their rank ever joined."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherRun:
+    """`restore.from`: a run whose checkpoint is taken."""
+
+    namespace: str
+    run_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """`spec`."""
 
@@ -91,8 +121,24 @@ class JobSpec:
     """A pod template; its container `trainer` is the user's program."""
     checkpoint: CheckpointSpec
     restore: RestoreOptions = field(default_factory=RestoreOptions)
+    restore_from: OtherRun | None = None
+    restore_fresh: bool = False
+    """Begin at step 0 whatever is there."""
     hang_seconds: float = 0.0
     suspend: bool = False
+    queue_name: str = ""
+    """Kueue's LocalQueue; empty: none."""
+    drain_hold_seconds: int = 300
+    """How long a drained node is held until all is saved elsewhere."""
+    node_lost_seconds: int = 0
+    """A node that is not ready for so long counts as lost; 0: the operator's setting."""
+    final_save_seconds: int = 300
+    """How long a job that completed waits for its last checkpoint to become durable."""
+    cleanup_pod_policy: str = CLEAN_RUNNING
+    """Which pods are deleted when the job has ended."""
+    ttl_seconds_after_finished: int | None = None
+    """The TrainingJob is deleted so long after its end; None: never."""
+    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
 
     @property
     def trainer(self) -> Mapping[str, Any]:

@@ -1,4 +1,7 @@
-"""Names in the Kubernetes API that operator, runner, chart and people share."""
+"""Names in the Kubernetes API that operator, runner, chart and people share.
+
+Conditions and reasons are an interface: none is ever renamed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,12 @@ GROUP = "backstay.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "TrainingJob"
+PLURAL = "trainingjobs"
+CRD_NAME = f"{PLURAL}.{GROUP}"
+ANNOTATION_SCHEMA = (
+    f"{GROUP}/schema"  # on the CRD; the operator refuses a smaller number than its own
+)
+SCHEMA_NUMBER = 1
 
 LABEL_JOB = f"{GROUP}/job"
 LABEL_REPLICA = f"{GROUP}/replica-index"
@@ -16,6 +25,7 @@ TRAINER = "trainer"  # the user's container
 SIDECAR = "backstay-sidecar"
 
 # --- conditions: the truth about a job, absent means unknown -----------------------------------
+ACCEPTED = "Accepted"
 RUNNING = "Running"
 RESTORING = "Restoring"
 DURABLE = "Durable"
@@ -23,19 +33,58 @@ DEGRADED = "Degraded"
 SUCCEEDED = "Succeeded"
 FAILED = "Failed"
 SUSPENDED = "Suspended"
-CONDITIONS = (RUNNING, RESTORING, DURABLE, DEGRADED, SUCCEEDED, FAILED, SUSPENDED)
+CONDITIONS = (ACCEPTED, RUNNING, RESTORING, DURABLE, DEGRADED, SUCCEEDED, FAILED, SUSPENDED)
 
-# --- reasons -------------------------------------------------------------------------------------
+# --- reasons: of Accepted ------------------------------------------------------------------------
+REASON_ACCEPTED = "Accepted"
+REASON_INVALID = "Invalid"  # the manifest is wrong
+REASON_NOT_ALLOWED = "NotAllowed"  # an administrator's allow-list stands against it
+REASON_NOT_SUPPORTED_YET = "NotSupportedYet"  # the API has the field, this version can't do it
+REASON_CHANGE_REFUSED = "ChangeRefused"  # a field that can't change on a running job did
+
+# --- reasons: pods that can't be made or placed --------------------------------------------------
+REASON_HOST_PATH_FORBIDDEN = "HostPathForbidden"  # Pod Security of the namespace
+REASON_POD_REFUSED = "PodRefused"  # by another admission rule of the cluster
+REASON_QUOTA_EXCEEDED = "QuotaExceeded"
+REASON_MEMORY_TOO_SMALL = "MemoryTooSmall"
+REASON_UNSCHEDULABLE = "Unschedulable"
+REASON_QUEUED = "Queued"  # a scheduling gate: no failure
+REASON_IMAGE_PULL_FAILED = "ImagePullFailed"
+REASON_VOLUME_FAILED = "VolumeFailed"  # a volume or claim that can't be mounted
+
+# --- reasons: running, coming back ---------------------------------------------------------------
 REASON_FIRST_PODS = "FirstPods"
 REASON_CREATION_UNFINISHED = "CreationUnfinished"
+REASON_TEMPLATE_CHANGED = "TemplateChanged"
 REASON_NODE_LOST = "NodeLost"
+REASON_DRAINING = "Draining"
+REASON_DRAIN_TOO_SLOW = "DrainTooSlow"  # the hold ran out before all was safe
+REASON_EVICTED = "Evicted"
+REASON_OOM_KILLED = "OOMKilled"
+REASON_HANG = "Hang"
+REASON_USER_ERROR = "UserError"  # the training script's own failure
 REASON_POD_GONE = "PodGone"
 REASON_POD_FAILED = "PodFailed"
 REASON_PEER_FAILED_AFTER_END = "PeerFailedAfterEnd"
+REASON_ALL_TRAINING = "AllReplicasTraining"
+REASON_WAITING = "WaitingForReplicas"
+REASON_SUSPENDED = "SuspendedByUser"
+
+# --- reasons: of Durable and Degraded ------------------------------------------------------------
+REASON_COMMITTED = "Committed"
+REASON_NONE_YET = "NoneYet"
+REASON_NO_REMOTE_TIER = "NoRemoteTier"
+REASON_ALL_TIERS_WELL = "AllTiersWell"
+REASON_TIER_TROUBLE = "TierTrouble"
+REASON_NO_NEIGHBOR = "NoNeighborInOtherDomain"
+REASON_LIBRARY_MISSING = "LibraryMissing"  # ranks run, but none ever spoke to its sidecar
+REASON_BUCKET_REFUSED = "BucketRefused"
+REASON_RUN_OWNED_ELSEWHERE = "RunOwnedElsewhere"
+REASON_GRACE_TOO_SHORT = "GraceTooShort"
+REASON_FOREIGN_BUDGET = "ForeignDisruptionBudget"  # a second PDB makes evictions answer 500
+
+# --- reasons: of the end -------------------------------------------------------------------------
 REASON_ALL_COMPLETED = "AllReplicasCompleted"
 REASON_NOT_DURABLE = "CompletedNotDurable"
 REASON_LEADER_GAVE_UP = "RestoreFailed"
 REASON_EARLY_DEATHS = "DiesBeforeItJoins"
-REASON_SUSPENDED = "SuspendedByUser"
-REASON_ALL_TRAINING = "AllReplicasTraining"
-REASON_WAITING = "WaitingForReplicas"

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
+from backstay_operator.api.allow import Allowances
 from backstay_operator.api.job import (
-    EPHEMERAL,
-    HOST_PATH,
+    CLEAN_RUNNING,
+    CLEANUP_POLICIES,
     LAUNCHERS,
-    PVC,
     TORCHRUN,
-    VOLUME_NONE,
-    VOLUMES,
-    CheckpointSpec,
+    FailurePolicy,
     JobSpec,
-    LocalSpec,
-    MemorySpec,
-    NeighborSpec,
+    OtherRun,
     RemoteSpec,
     TrainingJob,
 )
 from backstay_operator.api.names import API_VERSION, KIND
+from backstay_operator.api.read_checkpoint import MOST_STEPS, RUN_NAME, read_checkpoint
 from backstay_operator.api.section import InvalidJob, Problem, Section
 from backstay_operator.api.template import read_template
-from backstay_protocol.names import DEFAULT_SLOTS
-from backstay_protocol.topology import ManualChoice, RestoreOptions, Retention, Schedule
+from backstay_protocol.topology import ManualChoice, RestoreOptions
 
-_LABEL = r"[a-z0-9]([-a-z0-9]{0,%d}[a-z0-9])?"
-_NAME = _LABEL % 48  # 50: pod names and hostnames are made of it
-_RUN_NAME = _LABEL % 61
-_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
-_PREFIX = r"[A-Za-z0-9_.=-]+(/[A-Za-z0-9_.=-]+)*/?"
-_REGION = r"[a-z0-9-]{1,40}"
+_NAME = r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?"  # 50: pod names and hostnames are made of it
+_QUEUE = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _MOST_REPLICAS = 10_000
 _MOST_PROCESSES = 1_024
-_MOST_STEPS = 10**12 - 1
+_DAY = 86_400
+_YEAR = 31_536_000
+_WITHOUT_ALLOWANCES = Allowances()
 _IGNORED_METADATA = (
     "uid",
     "resourceVersion",
@@ -45,20 +39,24 @@ _IGNORED_METADATA = (
     "ownerReferences",
     "finalizers",
     "selfLink",
+    "generateName",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
 )
 
 
-def read_job(tree: object) -> TrainingJob:
-    """Read a manifest. Raises InvalidJob with one line for every problem."""
+def read_job(tree: object, allow: Allowances = _WITHOUT_ALLOWANCES) -> TrainingJob:
+    """Read a manifest. Raises InvalidJob with one line for every problem.
+
+    `allow`: what jobs may ask for here; the default is that of a local run.
+    """
     problems: list[Problem] = []
     top = Section(tree, "", problems)
     if not isinstance(tree, dict):
         raise InvalidJob([Problem("manifest", problems[0].text)])
     _read_kind(top)
     name, namespace = _read_metadata(top)
-    spec = _read_spec(top, name)
+    spec = _read_spec(top, name, namespace, allow)
     top.raw("status")
     top.refuse_unknown()
     if problems:
@@ -77,14 +75,14 @@ def _read_metadata(top: Section) -> tuple[str, str]:
     metadata = top.required_section("metadata", "`metadata: {name: my-job}`")
     label = "lower-case letters, digits and '-', at most {} characters"
     name = metadata.text("name", _NAME, label.format(50), "my-job", None)
-    namespace = metadata.text("namespace", _RUN_NAME, label.format(63), "default", "default")
+    namespace = metadata.text("namespace", RUN_NAME, label.format(63), "default", "default")
     for field in ("labels", "annotations", *_IGNORED_METADATA):
         metadata.raw(field)
     metadata.refuse_unknown()
     return name, namespace
 
 
-def _read_spec(top: Section, name: str) -> JobSpec:
+def _read_spec(top: Section, name: str, namespace: str, allow: Allowances) -> JobSpec:
     spec = top.required_section("spec", "`spec:` with replicas, podTemplate and checkpoint")
     replicas = spec.integer("replicas", 1, _MOST_REPLICAS, None, 2)
     processes = spec.integer("processesPerReplica", 1, _MOST_PROCESSES, 1, 1)
@@ -95,252 +93,94 @@ def _read_spec(top: Section, name: str) -> JobSpec:
             f"got {processes} with launcher none, which starts one process a pod; expected 1; "
             "write `launcher: torchrun`, or 1 here and more replicas",
         )
-    template = read_template(spec, launcher)
-    checkpoint = _read_checkpoint(spec, name, replicas)
-    restore = _read_restore(spec)
-    hang_seconds = spec.seconds("hangSeconds", 0, 0, 600)
-    suspend = spec.boolean("suspend", False)
-    spec.raw("queueName")
-    spec.refuse_unknown()
-    return JobSpec(
+    template = read_template(spec, launcher, allow)
+    checkpoint = read_checkpoint(spec, name, namespace, replicas, allow)
+    _check_identity(spec, template, checkpoint.remote)
+    job = JobSpec(
         replicas=replicas,
         processes_per_replica=processes,
         launcher=launcher,
         pod_template=template,
         checkpoint=checkpoint,
-        restore=restore,
-        hang_seconds=hang_seconds,
-        suspend=suspend,
+        suspend=spec.boolean("suspend", False),
+        queue_name=spec.text("queueName", _QUEUE, "the name of a LocalQueue", "my-queue", "", 63),
+        failure_policy=_read_failure_policy(spec),
     )
+    job = _read_times(spec, _read_restore(spec, job))
+    spec.refuse_unknown()
+    return job
 
 
-def _read_checkpoint(spec: Section, name: str, replicas: int) -> CheckpointSpec:
-    section = spec.required_section(
-        "checkpoint", "`checkpoint: {memory: {everySteps: 100, sizeLimit: 2Gi}}`"
-    )
-    run_name = section.text(
-        "runName",
-        _RUN_NAME,
-        "lower-case letters, digits and '-', at most 63 characters",
-        "my-run",
-        name,
-    )
-    memory = _read_memory(section)
-    local = _read_local(section, memory)
-    neighbor = _read_neighbor(section, memory, local, replicas)
-    remote = _read_remote(section, memory)
-    section.refuse_unknown()
-    return CheckpointSpec(
-        run_name=run_name, memory=memory, local=local, neighbor=neighbor, remote=remote
-    )
-
-
-def _read_schedule(section: Section) -> Schedule:
-    steps = section.integer("everySteps", 1, _MOST_STEPS, 0, 100)
-    seconds = section.seconds("everySeconds", 0.1, 0.0, 30)
-    if section.has("everySteps") and section.has("everySeconds"):
-        section.problem(
-            "everySeconds", "got both everySteps and everySeconds; expected one; remove one"
-        )
-        return Schedule(every_steps=steps)
-    return Schedule(every_steps=steps, every_seconds=seconds)
-
-
-def _read_memory(checkpoint: Section) -> MemorySpec:
-    section = checkpoint.required_section("memory", "`memory: {everySteps: 100, sizeLimit: 2Gi}`")
-    schedule = _read_schedule(section)
-    if not section.has("everySteps") and not section.has("everySeconds") and section.good(""):
-        section.problem(
-            "everySteps",
-            "missing; expected how often the state is captured; write `everySteps: 100` or "
-            "`everySeconds: 30`",
-        )
-    slots = section.integer("slots", 1, 8, DEFAULT_SLOTS, DEFAULT_SLOTS)
-    size = section.quantity_bytes(
-        "sizeLimit", "2Gi", f"room for slots ({slots}) x the state of one pod's ranks, plus 10 %"
-    )
-    section.refuse_unknown()
-    return MemorySpec(schedule=schedule, slots=slots, size_limit_bytes=size)
-
-
-def _check_schedule(section: Section, schedule: Schedule, memory: Schedule) -> None:
-    """A tier gets only what was captured: a schedule that asks for more would be a lie."""
-    if not section.good("everySteps", "everySeconds"):
+def _check_identity(spec: Section, template: dict[str, Any], remote: RemoteSpec | None) -> None:
+    pod = template["spec"]
+    if remote is None or not remote.workload_identity:
         return
-    steps, captured = schedule.every_steps, memory.every_steps
-    if steps and captured and steps % captured:
-        near = max(1, round(steps / captured)) * captured
-        section.problem(
-            "everySteps",
-            f"got {steps}; expected a multiple of memory.everySteps ({captured}), for only what is "
-            f"captured can be kept; write `everySteps: {near}`",
-        )
-    if steps and memory.every_seconds:
-        section.problem(
-            "everySteps",
-            f"got {steps} while memory captures every {memory.every_seconds:g} s, at no fixed "
-            "steps; expected everySeconds; write `everySeconds: ...` here or everySteps in memory",
-        )
-    if schedule.every_seconds and schedule.every_seconds < memory.every_seconds:
-        section.problem(
-            "everySeconds",
-            f"got {schedule.every_seconds:g}; expected at least memory.everySeconds "
-            f"({memory.every_seconds:g}), for only what is captured can be kept; write "
-            f"`everySeconds: {memory.every_seconds:g}`",
+    if isinstance(pod, dict) and not (pod.get("serviceAccountName") or pod.get("serviceAccount")):
+        spec.problem(
+            "podTemplate.spec.serviceAccountName",
+            "missing; remote.workloadIdentity needs the account that has the rights; write "
+            "`serviceAccountName: my-account`",
         )
 
 
-def _read_retention(section: Section, lowest: int = 1) -> Retention:
-    last = section.integer("keepLast", lowest, 10_000, 2, 2)
-    every = section.integer("keepEvery", 1, _MOST_STEPS, 0, 1000)
-    return Retention(keep_last=last, keep_every=every)
-
-
-def _read_local(checkpoint: Section, memory: MemorySpec) -> LocalSpec | None:
-    section = checkpoint.section("local")
+def _read_failure_policy(spec: Section) -> FailurePolicy:
+    section = spec.section("failurePolicy")
     if section is None:
-        return None
-    volume = section.choice("volume", VOLUMES, HOST_PATH)
-    schedule = _read_schedule(section)
-    _check_schedule(section, schedule, memory.schedule)
-    retention = _read_retention(section)
-    path = section.text(
-        "path", r"/[^\0]*[^/\0]", "an absolute folder", "/var/lib/backstay", "/var/lib/backstay"
-    )
-    size = section.text("size", r"\d+(\.\d+)?([kMGTP]i?)?", "a size", "100Gi", "")
-    storage_class = section.text("storageClassName", r"\S+", "a StorageClass", "local-path", "")
-    _check_volume(section, volume)
+        return FailurePolicy()
+    deaths = section.integer("earlyDeaths", 1, 1_000, FailurePolicy().early_deaths, 6)
     section.refuse_unknown()
-    if volume == VOLUME_NONE:
-        return None
-    return LocalSpec(
-        schedule=schedule,
-        retention=retention,
-        volume=volume,
-        path=path,
-        size=size,
-        storage_class_name=storage_class,
+    return FailurePolicy(early_deaths=deaths)
+
+
+def _read_times(spec: Section, job: JobSpec) -> JobSpec:
+    ttl = spec.integer("ttlSecondsAfterFinished", 0, _YEAR, -1, 86_400)
+    return replace(
+        job,
+        hang_seconds=spec.seconds("hangSeconds", 0, 0, 600),
+        drain_hold_seconds=spec.integer("drainHoldSeconds", 0, _DAY, job.drain_hold_seconds, 300),
+        node_lost_seconds=spec.integer("nodeLostSeconds", 0, _DAY, job.node_lost_seconds, 60),
+        final_save_seconds=spec.integer("finalSaveSeconds", 0, _DAY, job.final_save_seconds, 300),
+        cleanup_pod_policy=spec.choice("cleanupPodPolicy", CLEANUP_POLICIES, CLEAN_RUNNING),
+        ttl_seconds_after_finished=None if ttl < 0 else ttl,
     )
 
 
-def _check_volume(section: Section, volume: str) -> None:
-    claimed = volume in (PVC, EPHEMERAL)
-    if claimed and not section.has("size"):
-        section.problem("size", f"missing; a {volume} volume needs one; write `size: 100Gi`")
-    for field in ("size", "storageClassName"):
-        if section.has(field) and not claimed:
-            section.problem(field, f"has no meaning with volume {volume}; remove it")
-    if section.has("path") and volume != HOST_PATH:
-        section.problem("path", f"has no meaning with volume {volume}; remove it")
-
-
-def _read_neighbor(
-    checkpoint: Section, memory: MemorySpec, local: LocalSpec | None, replicas: int
-) -> NeighborSpec | None:
-    section = checkpoint.section("neighbor")
-    if section is None:
-        return None
-    schedule = _read_schedule(section)
-    _check_schedule(section, schedule, memory.schedule)
-    section.refuse_unknown()
-    if local is None:
-        checkpoint.problem(
-            "neighbor", "needs disks to copy to; expected local beside it; write `local: {}`"
-        )
-    if replicas < 2:
-        checkpoint.problem(
-            "neighbor", "needs another replica; expected 2 or more replicas; remove neighbor"
-        )
-    return NeighborSpec(schedule=schedule)
-
-
-def _read_remote(checkpoint: Section, memory: MemorySpec) -> RemoteSpec | None:
-    section = checkpoint.section("remote")
-    if section is None:
-        return None
-    embedded = section.boolean("embedded", False)
-    endpoint = _read_endpoint(section, embedded)
-    bucket = section.text(
-        "bucket",
-        _BUCKET,
-        "a bucket's name: 3 to 63 lower-case letters, digits, '.' and '-'",
-        "checkpoints",
-        "checkpoints" if embedded else None,
-    )
-    prefix = section.text("prefix", _PREFIX, "folders without a leading '/'", "team/project", "")
-    region = section.text("region", _REGION, "a region's name", "us-east-1", "us-east-1")
-    schedule = _read_schedule(section)
-    _check_schedule(section, schedule, memory.schedule)
-    retention = _read_retention(section)
-    secret = section.text(
-        "credentialsSecret", _RUN_NAME, "the name of a Secret", "my-bucket-credentials", ""
-    )
-    section.refuse_unknown()
-    return RemoteSpec(
-        endpoint=endpoint,
-        embedded=embedded,
-        bucket=bucket,
-        prefix=prefix,
-        region=region,
-        schedule=schedule,
-        retention=retention,
-        credentials_secret=secret,
-    )
-
-
-def _read_endpoint(section: Section, embedded: bool) -> str:
-    endpoint: Any = section.raw("endpoint")
-    secure = section.boolean("secure", True)
-    write = "`endpoint: https://minio.example.org:9000`"
-    if endpoint is None:
-        if not embedded:
-            section.problem(
-                "endpoint", f"missing; write {write}, or `embedded: true` for a local run"
-            )
-        return ""
-    if embedded:
-        section.problem("endpoint", "got one although embedded is true; remove one of the two")
-    text = endpoint if isinstance(endpoint, str) else ""
-    if "://" not in text:
-        text = f"{'https' if secure else 'http'}://{text}"
-    elif section.has("secure") and secure != text.startswith("https://"):
-        section.problem("secure", f"contradicts the endpoint {text}; remove secure")
-    if not _is_endpoint(text):
-        section.wrong("endpoint", "http(s)://host[:port] without a path", write)
-    return text.rstrip("/")
-
-
-def _is_endpoint(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        _ = parts.port
-    except ValueError:
-        return False
-    extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not extra
-
-
-def _read_restore(spec: Section) -> RestoreOptions:
+def _read_restore(spec: Section, job: JobSpec) -> JobSpec:
     section = spec.section("restore")
     if section is None:
-        return RestoreOptions()
+        return job
     defaults = RestoreOptions()
-    options = {
-        "barrier_seconds": section.seconds("barrierSeconds", 1, defaults.barrier_seconds, 600),
-        "remote_wait_seconds": section.seconds(
-            "remoteWaitSeconds", 0, defaults.remote_wait_seconds, 120
-        ),
-    }
-    max_restarts = section.integer("maxRestarts", 0, 1_000_000, defaults.max_restarts, 100)
-    quarantine = section.integer("quarantineAfter", 1, 1_000, defaults.quarantine_after, 3)
-    step = section.integer("step", 0, _MOST_STEPS, -1, 1000)
+    step = section.integer("step", 0, MOST_STEPS, -1, 1000)
     attempt = section.integer("attempt", 1, 10**18 - 1, 0, 1)
     if section.has("attempt") and not section.has("step"):
         section.problem("attempt", "names no checkpoint alone; write `step: ...` beside it")
-    section.refuse_unknown()
     choice = None
     if step >= 0:
         choice = ManualChoice(token=f"{step}-{attempt}", step=step, attempt=attempt)
-    return RestoreOptions(
-        **options, max_restarts=max_restarts, quarantine_after=quarantine, choice=choice
+    other, fresh = _read_other_run(section), section.boolean("fresh", False)
+    if fresh and (section.has("step") or section.has("from")):
+        section.problem("fresh", "got fresh and a checkpoint to begin from; remove one of the two")
+    options = RestoreOptions(
+        barrier_seconds=section.seconds("barrierSeconds", 1, defaults.barrier_seconds, 600),
+        remote_wait_seconds=section.seconds(
+            "remoteWaitSeconds", 0, defaults.remote_wait_seconds, 120
+        ),
+        max_restarts=section.integer("maxRestarts", 0, 1_000_000, defaults.max_restarts, 100),
+        quarantine_after=section.integer("quarantineAfter", 1, 1_000, 3, 3),
+        choice=choice,
     )
+    section.refuse_unknown()
+    return replace(job, restore=options, restore_from=other, restore_fresh=fresh)
+
+
+def _read_other_run(restore: Section) -> OtherRun | None:
+    section = restore.section("from")
+    if section is None:
+        return None
+    name = "a name: lower-case letters, digits and '-', at most 63 characters"
+    found = OtherRun(
+        namespace=section.text("namespace", RUN_NAME, name, "research", None, 63),
+        run_name=section.text("runName", RUN_NAME, name, "gpt", None, 63),
+    )
+    section.refuse_unknown()
+    return found

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backstay_operator.api.names import REASON_INVALID, REASON_NOT_ALLOWED
 from backstay_operator.api.quantity import parse_quantity
 
 _SHOWN = 60
+_MOST_SECONDS = 31_536_000.0  # a year
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Problem:
     path: str
     """`spec.checkpoint.memory.slots`."""
     text: str
+    reason: str = REASON_INVALID
+    """`NotAllowed` where only an administrator's setting stands against it."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"
@@ -37,6 +41,12 @@ class InvalidJob(ValueError):
         """At least one problem."""
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+
+    @property
+    def reason(self) -> str:
+        """`NotAllowed` if nothing else is wrong, else `Invalid`."""
+        allowed = all(problem.reason == REASON_NOT_ALLOWED for problem in self.problems)
+        return REASON_NOT_ALLOWED if allowed else REASON_INVALID
 
 
 def show(value: object) -> str:
@@ -65,9 +75,9 @@ class Section:
         """Full path of a field; the section itself for an empty name."""
         return ".".join(part for part in (self.path, name) if part)
 
-    def problem(self, name: str, text: str) -> None:
+    def problem(self, name: str, text: str, reason: str = REASON_INVALID) -> None:
         """Tell a mistake of one field."""
-        self._problems.append(Problem(self.path_of(name), text))
+        self._problems.append(Problem(self.path_of(name), text, reason))
 
     def wrong(self, name: str, expected: str, write: str) -> None:
         """Tell that a field's value is none that is possible."""
@@ -103,6 +113,10 @@ class Section:
         self._known.append(name)
         return self._value.get(name)
 
+    def names(self) -> tuple[str, ...]:
+        """Names of the fields that are given."""
+        return tuple(str(name) for name in self._value)
+
     def section(self, name: str) -> Section | None:
         """A mapping in a field, or None if the field is not given at all."""
         self._known.append(name)
@@ -110,6 +124,29 @@ class Section:
             return None
         value = self._value[name]
         return Section({} if value is None else value, self.path_of(name), self._problems)
+
+    def sections(self, name: str) -> list[Section]:
+        """A list of mappings in a field; none if it is not given."""
+        value = self.raw(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            self.wrong(name, "a list", f"`{name}: []`")
+            return []
+        path = self.path_of(name)
+        return [Section(item, f"{path}[{i}]", self._problems) for i, item in enumerate(value)]
+
+    def texts(self, name: str, pattern: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        """A list of strings that each match `pattern` as a whole."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        if isinstance(value, list) and all(
+            isinstance(item, str) and re.fullmatch(pattern, item) for item in value
+        ):
+            return tuple(value)
+        self.wrong(name, f"a list of strings of the form {pattern}", f"`{name}: []`")
+        return default
 
     def required_section(self, name: str, example: str) -> Section:
         """A mapping that must be there; an empty one that asks nothing stands in for it."""
@@ -131,14 +168,18 @@ class Section:
         self.wrong(name, f"a whole number from {low} to {high}", f"`{name}: {example}`")
         return example
 
-    def seconds(self, name: str, low: float, default: float, example: float) -> float:
-        """A number of seconds, at least `low`."""
+    def seconds(
+        self, name: str, low: float, default: float, example: float, high: float = _MOST_SECONDS
+    ) -> float:
+        """A number of seconds from `low` to `high`."""
         value = self.raw(name)
         if value is None:
             return default
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= low:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and low <= value <= high:
             return float(value)
-        self.wrong(name, f"a number of seconds, {low:g} or more", f"`{name}: {example:g}`")
+        bounds = f"{low:g} or more, at most {high:g}"
+        self.wrong(name, f"a number of seconds, {bounds}", f"`{name}: {example:g}`")
         return default
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -163,13 +204,19 @@ class Section:
         return default
 
     def text(
-        self, name: str, pattern: str, expected: str, example: str, default: str | None
+        self,
+        name: str,
+        pattern: str,
+        expected: str,
+        example: str,
+        default: str | None,
+        most: int = 253,
     ) -> str:
         """A string that matches `pattern` as a whole; `default` None: it must be given."""
         value = self.raw(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, str) and re.fullmatch(pattern, value):
+        if isinstance(value, str) and len(value) <= most and re.fullmatch(pattern, value):
             return value
         self.wrong(name, expected, f"`{name}: {example}`")
         return example
@@ -177,8 +224,8 @@ class Section:
     def quantity_bytes(self, name: str, example: str, what: str) -> int:
         """A number of bytes, as a Kubernetes quantity; must be given."""
         value = self.raw(name)
-        parsed = parse_quantity(value)
-        if parsed is not None and parsed >= 1 and not str(value).endswith("m"):
+        parsed = None if isinstance(value, float) else parse_quantity(value)
+        if parsed is not None and parsed >= 1 and str(value)[-1] not in "mun":
             return int(parsed)
         self.wrong(name, f"{what}, a size such as 512Mi or 2Gi", f"`{name}: {example}`")
         return int(parse_quantity(example) or 1)

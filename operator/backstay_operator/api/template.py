@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from backstay_operator.api.allow import Allowances, not_allowed
 from backstay_operator.api.job import TORCHRUN
 from backstay_operator.api.names import SIDECAR, TRAINER
 from backstay_operator.api.quantity import parse_quantity
@@ -28,6 +29,14 @@ _OWN_POD_FIELDS = {
     "restartPolicy": "it is always OnFailure",
 }
 _HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
+_ACCOUNT_FIELDS = ("serviceAccountName", "serviceAccount")
+# what Pod Security's level `baseline` lets a container add
+_HARMLESS_CAPABILITIES = frozenset(
+    {
+        *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD"),
+        *("NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+    }
+)
 OWN_ENV = frozenset({ENV_VOLUME, ENV_REPLICA, ENV_TOPOLOGY, ENV_POD, ENV_TOKEN})
 LAUNCHER_ENV = frozenset(
     {
@@ -47,7 +56,7 @@ _OWN_FLAGS = frozenset(
 )
 
 
-def read_template(spec: Section, launcher: str) -> dict[str, Any]:
+def read_template(spec: Section, launcher: str, allow: Allowances) -> dict[str, Any]:
     """Check the template; return it as it is (a stand-in where it is unusable)."""
     template = spec.required_section("podTemplate", _EXAMPLE)
     if not template.good(""):
@@ -57,26 +66,38 @@ def read_template(spec: Section, launcher: str) -> dict[str, Any]:
         metadata.raw("labels"), metadata.raw("annotations")
         metadata.refuse_unknown()
     pod = template.required_section("spec", _EXAMPLE)
-    _check_pod(pod)
-    _check_containers(pod, launcher)
+    _check_pod(pod, allow)
+    _check_containers(pod, launcher, allow)
     template.refuse_unknown()
     return {"metadata": template.raw("metadata") or {}, "spec": template.raw("spec") or {}}
 
 
-def _check_pod(pod: Section) -> None:
+def _check_pod(pod: Section, allow: Allowances) -> None:
     for field, why in _OWN_POD_FIELDS.items():
         value = pod.raw(field)
         if value is not None and value != "OnFailure":
             pod.problem(field, f"is Backstay's to set ({why}); remove it")
     for field in _HOST_FIELDS:
         if pod.raw(field):
-            pod.problem(field, "would let the job out of its pod; remove it")
-    if pod.raw("serviceAccountName") not in (None, "default"):
-        pod.problem("serviceAccountName", "is not on the allow-list; remove it")
-    _check_volumes(pod)
+            not_allowed(pod, field, allow.refuses_privilege())
+    for field in _ACCOUNT_FIELDS:
+        account = pod.raw(field)
+        if account not in (None, ""):
+            not_allowed(pod, field, allow.refuses_service_account(str(account)))
+    _check_volumes(pod, allow)
+    _check_init_containers(pod, allow)
+    if pod.raw("ephemeralContainers"):
+        pod.problem("ephemeralContainers", "can't be in a template; remove it")
+
+
+def _check_init_containers(pod: Section, allow: Allowances) -> None:
     init = pod.raw("initContainers") or []
     for index, container in enumerate(init if isinstance(init, list) else []):
-        if isinstance(container, Mapping) and container.get("restartPolicy") == "Always":
+        if not isinstance(container, Mapping):
+            continue
+        inner = Section(container, pod.path_of(f"initContainers[{index}]"), pod._problems)
+        _check_name_and_rights(inner, container, allow)
+        if container.get("restartPolicy") == "Always":
             pod.problem(
                 f"initContainers[{index}]",
                 "is a native sidecar, and a pod may have exactly one, Backstay's; make it a normal "
@@ -84,20 +105,19 @@ def _check_pod(pod: Section) -> None:
             )
 
 
-def _check_volumes(pod: Section) -> None:
+def _check_volumes(pod: Section, allow: Allowances) -> None:
     volumes = pod.raw("volumes") or []
     if not isinstance(volumes, list):
         pod.wrong("volumes", "a list of volumes", "`volumes: []`")
         return
     for index, volume in enumerate(volumes):
-        if isinstance(volume, Mapping) and "hostPath" in volume:
-            pod.problem(
-                f"volumes[{index}].hostPath",
-                "is not allowed in a job's template; use a persistentVolumeClaim or an emptyDir",
-            )
+        folder = volume.get("hostPath") if isinstance(volume, Mapping) else None
+        if folder is not None:
+            path = str(folder.get("path") if isinstance(folder, Mapping) else folder)
+            not_allowed(pod, f"volumes[{index}].hostPath", allow.refuses_host_path(path))
 
 
-def _check_containers(pod: Section, launcher: str) -> None:
+def _check_containers(pod: Section, launcher: str, allow: Allowances) -> None:
     containers = pod.raw("containers")
     if not isinstance(containers, list) or not all(isinstance(c, Mapping) for c in containers):
         if pod.good("") and pod.path:
@@ -112,17 +132,36 @@ def _check_containers(pod: Section, launcher: str) -> None:
         )
     for index, container in enumerate(containers):
         inner = Section(container, pod.path_of(f"containers[{index}]"), pod._problems)
-        _check_container(inner, container, launcher)
+        _check_name_and_rights(inner, container, allow)
+        if container.get("name") == TRAINER:
+            _check_trainer(inner, container, launcher)
 
 
-def _check_container(section: Section, container: Mapping[str, Any], launcher: str) -> None:
+def _check_name_and_rights(
+    section: Section, container: Mapping[str, Any], allow: Allowances
+) -> None:
     if container.get("name") == SIDECAR:
         section.problem("name", f"{SIDECAR} is Backstay's own container; choose another name")
+    if allow.cluster and not container.get("image"):
+        section.wrong("image", "an image", "`image: registry.example.org/my-trainer:1`")
+    why = allow.refuses_privilege()
     security = container.get("securityContext")
-    if isinstance(security, Mapping) and security.get("privileged"):
-        section.problem("securityContext.privileged", "would let the job out; remove it")
-    if container.get("name") != TRAINER:
-        return
+    if not isinstance(security, Mapping):
+        security = {}
+    if security.get("privileged"):
+        not_allowed(section, "securityContext.privileged", why)
+    if security.get("procMount") not in (None, "Default"):
+        not_allowed(section, "securityContext.procMount", why)
+    capabilities = security.get("capabilities")
+    added = capabilities.get("add") if isinstance(capabilities, Mapping) else None
+    if isinstance(added, list) and not {str(name) for name in added} <= _HARMLESS_CAPABILITIES:
+        not_allowed(section, "securityContext.capabilities.add", why)
+    ports = container.get("ports")
+    if isinstance(ports, list) and any(isinstance(p, Mapping) and p.get("hostPort") for p in ports):
+        not_allowed(section, "ports", why and f"hostPort {why}")
+
+
+def _check_trainer(section: Section, container: Mapping[str, Any], launcher: str) -> None:
     words = [*_words(section, container, "command"), *_words(section, container, "args")]
     if not container.get("command") and not container.get("args") and not container.get("image"):
         section.wrong("command", "the training command", "`command: [torchrun, train.py]`")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backstay_operator.api import InvalidJob, read_job
+from backstay_operator.api import InvalidJob, OtherRun, read_job
 from backstay_operator.api.quantity import format_bytes, parse_quantity
 
 BASE: dict[str, Any] = {
@@ -272,6 +272,94 @@ CASES = [
     ),
     ("barrier", "spec.restore.barrierSeconds", 0, "spec.restore.barrierSeconds", ["1 or more"]),
     ("attempt alone", "spec.restore.attempt", 3, "spec.restore.attempt", ["write `step: ...`"]),
+    (
+        "fresh and a step",
+        "spec.restore",
+        {"step": 3, "fresh": True},
+        "spec.restore.fresh",
+        ["remove one of the two"],
+    ),
+    (
+        "fresh and another run",
+        "spec.restore",
+        {"from": {"namespace": "a", "runName": "b"}, "fresh": True},
+        "spec.restore.fresh",
+        ["remove one of the two"],
+    ),
+    (
+        "a run without a name",
+        "spec.restore",
+        {"from": {"namespace": "a"}},
+        "spec.restore.from.runName",
+        ["missing", "write `runName: gpt`"],
+    ),
+    (
+        "clean-up policy",
+        "spec.cleanupPodPolicy",
+        "running",
+        "spec.cleanupPodPolicy",
+        ["one of Running, All, None", "write `cleanupPodPolicy: Running`"],
+    ),
+    (
+        "time to live",
+        "spec.ttlSecondsAfterFinished",
+        -1,
+        "spec.ttlSecondsAfterFinished",
+        ["got -1"],
+    ),
+    ("drain", "spec.drainHoldSeconds", 1.5, "spec.drainHoldSeconds", ["whole number", "86400"]),
+    ("node lost", "spec.nodeLostSeconds", 10**6, "spec.nodeLostSeconds", ["from 0 to 86400"]),
+    ("final save", "spec.finalSaveSeconds", "5m", "spec.finalSaveSeconds", ["whole number"]),
+    (
+        "early deaths",
+        "spec.failurePolicy",
+        {"earlyDeaths": 0},
+        "spec.failurePolicy.earlyDeaths",
+        ["from 1 to 1000"],
+    ),
+    ("queue", "spec.queueName", "My Queue", "spec.queueName", ["LocalQueue"]),
+    ("endless", "spec.hangSeconds", float("inf"), "spec.hangSeconds", ["at most"]),
+    (
+        "topology key",
+        f"{CHECKPOINT}.neighbor.topologyKey",
+        "no spaces",
+        f"{CHECKPOINT}.neighbor.topologyKey",
+        ["node label"],
+    ),
+    ("copies", f"{CHECKPOINT}.neighbor.copies", 2, f"{CHECKPOINT}.neighbor.copies", ["1 to 1"]),
+    (
+        "a way out of the folder",
+        f"{CHECKPOINT}.local.path",
+        "/var/../etc",
+        f"{CHECKPOINT}.local.path",
+        ["absolute folder"],
+    ),
+    (
+        "a prefix that climbs",
+        f"{CHECKPOINT}.remote.prefix",
+        "a/../b",
+        f"{CHECKPOINT}.remote.prefix",
+        ["leading"],
+    ),
+    (
+        "keys and an identity",
+        f"{CHECKPOINT}.remote",
+        {
+            "endpoint": "https://s3.example.org",
+            "bucket": "models",
+            "credentialsSecret": "keys",
+            "workloadIdentity": True,
+        },
+        f"{CHECKPOINT}.remote.workloadIdentity",
+        ["remove one"],
+    ),
+    (
+        "half a byte",
+        f"{CHECKPOINT}.memory.sizeLimit",
+        1.5,
+        f"{CHECKPOINT}.memory.sizeLimit",
+        ["512Mi"],
+    ),
     ("restore", "spec.restore", "latest", "spec.restore", ["expected fields"]),
 ]
 
@@ -295,6 +383,8 @@ def test_a_single_mistake_makes_no_other_lines(case: tuple[Any, ...]) -> None:
     _, path, value, named, _ = case
     told = problems(changed(path, value))
     if case[0] in ("no trainer", "the sidecar's name"):  # the trainer is then missing as well
+        return
+    if case[0] == "keys and an identity":  # and an account that has the rights
         return
     assert [line.partition(":")[0] for line in told] == [named]
 
@@ -339,6 +429,47 @@ def test_a_valid_manifest_is_read_with_its_defaults() -> None:
     assert spec.restore.choice is None
 
 
+def test_fields_of_the_cluster_have_defaults_and_are_read() -> None:
+    spec = read_job(copy.deepcopy(BASE)).spec
+    assert (spec.drain_hold_seconds, spec.node_lost_seconds, spec.final_save_seconds) == (
+        300,
+        0,
+        300,
+    )
+    assert (spec.cleanup_pod_policy, spec.ttl_seconds_after_finished) == ("Running", None)
+    assert (spec.queue_name, spec.failure_policy.early_deaths) == ("", 6)
+    assert (spec.restore_from, spec.restore_fresh) == (None, False)
+    neighbor = spec.checkpoint.neighbor
+    assert neighbor is not None
+    assert (neighbor.topology_key, neighbor.copies) == ("topology.kubernetes.io/zone", 1)
+    tree = copy.deepcopy(BASE)
+    tree["spec"] |= {
+        "drainHoldSeconds": 60,
+        "nodeLostSeconds": 40,
+        "finalSaveSeconds": 0,
+        "cleanupPodPolicy": "All",
+        "ttlSecondsAfterFinished": 0,
+        "queueName": "gpus",
+        "failurePolicy": {"earlyDeaths": 3},
+        "restore": {"from": {"namespace": "old", "runName": "gpt"}, "step": 5},
+    }
+    tree["spec"]["checkpoint"]["remote"]["caSecret"] = "ca"
+    spec = read_job(tree).spec
+    assert (spec.drain_hold_seconds, spec.node_lost_seconds, spec.final_save_seconds) == (60, 40, 0)
+    assert (spec.cleanup_pod_policy, spec.ttl_seconds_after_finished) == ("All", 0)
+    assert (spec.queue_name, spec.failure_policy.early_deaths) == ("gpus", 3)
+    assert spec.restore_from == OtherRun(namespace="old", run_name="gpt")
+    assert spec.restore.choice is not None
+    assert spec.checkpoint.remote is not None
+    assert spec.checkpoint.remote.ca_secret == "ca"
+
+
+def test_what_the_api_server_adds_to_a_manifest_is_no_mistake() -> None:
+    tree = copy.deepcopy(BASE)
+    tree["metadata"] |= {"uid": "x", "generateName": "gpt-", "managedFields": [], "generation": 1}
+    assert read_job(tree | {"status": {"step": 3}})
+
+
 def test_a_bare_host_becomes_https_and_http_only_when_asked() -> None:
     secure = changed("spec.checkpoint.remote.endpoint", "minio:9000")
     remote = read_job(copy.deepcopy(secure)).spec.checkpoint.remote
@@ -372,7 +503,19 @@ def test_a_choice_by_hand_carries_a_token_that_changes_with_it() -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1Ki", 1024), ("1.5Gi", 1.5 * 2**30), ("2M", 2e6), (7, 7), ("500m", 0.5), ("0", 0)],
+    [
+        ("1Ki", 1024),
+        ("1.5Gi", 1.5 * 2**30),
+        ("2M", 2e6),
+        (7, 7),
+        ("500m", 0.5),
+        ("0", 0),
+        ("250u", 0.00025),
+        ("1e3", 1000),
+        ("2E", 2e18),
+        (".5", 0.5),
+        ("5.", 5),
+    ],
 )
 def test_quantities_are_read_as_kubernetes_does(text: Any, number: float) -> None:
     parsed = parse_quantity(text)
