@@ -1,0 +1,102 @@
+"""Fixtures of the cluster tests; docs/cluster-tests.md says how to run them.
+
+Where no cluster can run, each test is skipped with one line that says why. The time limit of these
+tests is set here.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from cluster import built_images, installed_chart, machine, object_store
+from cluster.built_images import Image
+from cluster.installed_chart import Chart
+from cluster.kube import Kube
+from cluster.machine import Cluster
+from cluster.object_store import Store
+
+TEST_SECONDS = 600
+HERE = Path(__file__).parent
+PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A longer limit for the test itself; fixtures, which may build Kubernetes, limit their own."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
+
+
+@pytest.fixture(scope="session")
+def images() -> Iterator[dict[str, Image]]:
+    """The images by name, built unless they are cached; pushed where the cluster is not ours."""
+    registry = os.environ.get(machine.ENV_REGISTRY, "")
+    if os.environ.get(machine.ENV_KUBECONFIG) and not registry:
+        pytest.skip(f"{machine.ENV_KUBECONFIG} needs {machine.ENV_REGISTRY}: where images can go")
+    with machine.built():
+        built = built_images.build_all()
+        if registry:
+            built = {name: built_images.push(image, registry) for name, image in built.items()}
+        yield built
+
+
+@pytest.fixture(scope="session")
+def cluster(images: dict[str, Image]) -> Iterator[Cluster]:
+    """Three workers in three zones and a control plane, or the cluster that was given."""
+    kubeconfig = os.environ.get(machine.ENV_KUBECONFIG, "")
+    with ExitStack() as stack:
+        if kubeconfig:
+            yield stack.enter_context(machine.given(kubeconfig))
+        else:
+            archives = [image.archive for image in images.values()]
+            yield stack.enter_context(machine.booted(archives))
+
+
+@pytest.fixture(scope="session")
+def kube(cluster: Cluster) -> Kube:
+    """The cluster's client."""
+    return cluster.kube
+
+
+@pytest.fixture
+def namespace(kube: Kube) -> Iterator[str]:
+    """A new namespace that allows hostPath volumes."""
+    with kube.namespace(f"test-{uuid.uuid4().hex[:8]}", PRIVILEGED) as name:
+        yield name
+
+
+@pytest.fixture
+def breakable(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, for a test that breaks nodes: all are on and whole again afterwards."""
+    cluster.disk(0)  # skips where the nodes are not ours
+    yield cluster
+    cluster.repair()
+
+
+@pytest.fixture(scope="session")
+def torch_folder(cluster: Cluster) -> str:
+    """Where every node shows the packages of this interpreter, torch among them."""
+    if not cluster.name or not machine.site_packages():
+        pytest.skip("torch comes from this interpreter: Python 3.11 with torch, on our own cluster")
+    return machine.TORCH_FOLDER
+
+
+@pytest.fixture(scope="session")
+def store(kube: Kube, images: dict[str, Image]) -> Iterator[Store]:
+    """An S3 server in the cluster with one bucket."""
+    with object_store.running(kube, images["backstay-test-store"].reference) as it:
+        yield it
+
+
+@pytest.fixture(scope="session")
+def chart(kube: Kube, images: dict[str, Image]) -> Iterator[Chart]:
+    """The chart, installed with the images of this checkout."""
+    operator, sidecar = images["backstay-operator"], images["backstay-sidecar"]
+    with installed_chart.installed(kube, operator, sidecar) as it:
+        yield it
