@@ -41,6 +41,26 @@ class RestartSettings:
             raise ValueError("early_deaths must be 1 or more")
 
 
+DRAIN_TAINTS = (
+    "node.kubernetes.io/unschedulable",
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "karpenter.sh/disruption",
+    "cloud.google.com/impending-node-termination",
+    "aws-node-termination-handler/spot-itn",
+)
+"""Keys of taints by which nodes are emptied (KUBERNETES.md, C); any effect counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """How nodes of a real cluster are judged. The local runner has none."""
+
+    drain_taints: tuple[str, ...] = DRAIN_TAINTS
+    node_lost_seconds: float = 60.0
+    """A node that has not been Ready for so long is lost; a job's own number wins."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OperatorSettings:
     """All of them."""

@@ -7,26 +7,44 @@ plan out. No processes, no cluster, no clock in here.
 from backstay_operator.decide.choice import chosen, note_choice
 from backstay_operator.decide.conditions import Condition, conditions
 from backstay_operator.decide.containers import Restart, StaysEnded, after_end
+from backstay_operator.decide.nodes import NodeState, drain_taint, why_lost
 from backstay_operator.decide.observed import (
     ContainerState,
     Ended,
+    Flushed,
     JobRecord,
+    Kept,
     LeaderFacts,
     Observed,
     PodRecord,
     PodState,
+    Trouble,
 )
-from backstay_operator.decide.plan import CreatePod, DeletePod, Outcome, Plan
+from backstay_operator.decide.plan import (
+    CreateFlushPod,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    Flush,
+    Outcome,
+    Plan,
+)
 from backstay_operator.decide.replicas import decide
 
 __all__ = [
     "Condition",
     "ContainerState",
+    "CreateFlushPod",
     "CreatePod",
+    "DeleteJob",
     "DeletePod",
     "Ended",
+    "Flush",
+    "Flushed",
     "JobRecord",
+    "Kept",
     "LeaderFacts",
+    "NodeState",
     "Observed",
     "Outcome",
     "Plan",
@@ -34,9 +52,12 @@ __all__ = [
     "PodState",
     "Restart",
     "StaysEnded",
+    "Trouble",
     "after_end",
     "chosen",
     "conditions",
     "decide",
+    "drain_taint",
     "note_choice",
+    "why_lost",
 ]

@@ -56,6 +56,28 @@ class PodState:
     trainer: ContainerState
     failed: str = ""
     """Not empty: the whole pod failed and won't come back by itself (evicted, ...): why."""
+    # What follows only a cluster knows; the local runner leaves it as it is.
+    terminating: bool = False
+    """It has been told to end, by whomever."""
+    finished: bool = False
+    """Every container has ended for good, the sidecar too."""
+    trouble: Trouble | None = None
+    """Why it does not come up."""
+    drain: str = ""
+    """Key of the taint by which its node is being emptied."""
+    domain: str = ""
+    """Value of the topology key on its node."""
+    spec_digest: str = ""
+    """Of what it was made of; empty: not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Something that keeps a job from going on, for a condition."""
+
+    reason: str
+    """CamelCase constant of api/names.py."""
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +88,8 @@ class PodRecord:
     replaces: int = 0
     created: bool = False
     """Whether it is known to have existed; if not, the same creation is finished first."""
+    node: str = ""
+    """Where it was seen last: its disk is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +109,12 @@ class JobRecord:
     """Succeeded or Failed, once the job is over."""
     outcome_reason: str = ""
     outcome_message: str = ""
+    ended_at: float = 0.0
+    """When the outcome was decided; 0: it is not."""
+    drain_since: float = 0.0
+    """When the save before a drain was asked for first; 0: no drain is under way."""
+    flush_since: float = 0.0
+    """When flush pods were asked for; 0: never."""
 
     @property
     def generations(self) -> dict[int, int]:
@@ -112,6 +142,30 @@ class LeaderFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What is known of the last checkpoint, by a sidecar's last word or an answer to a flush."""
+
+    newest_step: int = -1
+    durable_step: int = -1
+
+    @property
+    def safe(self) -> bool:
+        """The newest is durable."""
+        return self.durable_step >= self.newest_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flushed:
+    """The last answer to POST /v1/flush."""
+
+    asked_at: float
+    """When the save was first asked for."""
+    step: int
+    durable: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observed:
     """Everything."""
 
@@ -125,6 +179,15 @@ class Observed:
     """Starts in a row of one rank that ended before it joined, or of a sidecar before it was up."""
     early_death_words: str = ""
     """What ends, and its last words."""
+    # What follows only a cluster knows.
+    spec_digest: str = ""
+    """Of the job as it is now; pods with another one are outdated."""
+    troubles: tuple[Trouble, ...] = ()
+    """What the API server refused when the last plan was carried out."""
+    last_word: Kept | None = None
+    """What the sidecars said as they ended."""
+    flushed: Flushed | None = None
+    flush_pods: tuple[PodState, ...] = ()
 
     def current(self, replica: int) -> PodState | None:
         """The pod that the record names for a replica, if it exists."""

@@ -29,6 +29,32 @@ class DeletePod:
     graceful: bool
     """False: its node is lost; nobody answers."""
     why: str
+    flush: bool = False
+    """The replica's flush pod is meant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateFlushPod:
+    """Start the sidecar alone beside what a replica's pod left, to bring it out."""
+
+    identity: PodIdentity
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flush:
+    """Ask the leader for one common save to every tier; asked again it is the same save."""
+
+    since: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeleteJob:
+    """Its time to live is over."""
+
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +66,7 @@ class Outcome:
     message: str
 
 
-Action = CreatePod | DeletePod
+Action = CreatePod | DeletePod | CreateFlushPod | Flush | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from backstay_operator.api import names
-from backstay_operator.decide.observed import JobRecord, Observed, PodRecord, PodState
-from backstay_operator.decide.plan import Action, CreatePod, DeletePod, Outcome, Plan
+from backstay_operator.api.job import CLEAN_ALL, CLEAN_NONE
+from backstay_operator.decide.observed import (
+    JobRecord,
+    Kept,
+    Observed,
+    PodRecord,
+    PodState,
+    Trouble,
+)
+from backstay_operator.decide.plan import (
+    Action,
+    CreateFlushPod,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    Flush,
+    Outcome,
+    Plan,
+)
 from backstay_operator.manifests.topology import pod_identity
 from backstay_operator.settings import RestartSettings
 
@@ -34,21 +51,57 @@ def decide(observed: Observed, now: float, settings: RestartSettings) -> Plan:
     if record is None:
         first = int(now)
         record = JobRecord(first_generation=first, generation=first)
+    record = _noted(observed, record)
     case = _Case(observed, record, now, settings)
-    for check in _CHECKS:
-        plan = check(case)
-        if plan is not None:
-            return plan
-    return _steady(observed, record)
+    plans = (check(case) for check in _CHECKS)
+    plan = next((plan for plan in plans if plan is not None), None) or _steady(observed, record)
+    return replace(plan, actions=(*_stray_deletions(observed, plan), *plan.actions))
+
+
+def _noted(observed: Observed, record: JobRecord) -> JobRecord:
+    """What can be seen of the recorded pods goes into the record, whatever is decided."""
+    pods = {}
+    for replica, known in record.pods.items():
+        pod = observed.current(replica)
+        if pod is None and replica >= observed.job.spec.replicas:
+            continue  # the job has shrunk, and its pod is gone
+        if pod is not None and pod.node:
+            known = replace(known, node=pod.node)
+        pods[replica] = known
+    return replace(record, pods=pods) if pods != record.pods else record
+
+
+def _stray_deletions(observed: Observed, plan: Plan) -> tuple[Action, ...]:
+    """Pods that the record does not name: replaced, and not deleted when the operator ended."""
+    named = {(r, pod.generation) for r, pod in plan.record.pods.items()}
+    mentioned = {
+        (a.replica, a.generation) for a in plan.actions if isinstance(a, DeletePod) and not a.flush
+    }
+    why = "it was replaced"
+    return tuple(
+        _delete(pod, why, graceful=pod.node_alive)
+        for pod in observed.pods
+        if (pod.replica, pod.generation) not in named | mentioned and _may_delete(pod)
+    )
+
+
+def _may_delete(pod: PodState) -> bool:
+    """A pod that ends already is left to end, unless nobody is there to do it."""
+    return not pod.terminating or not pod.node_alive
 
 
 def _is_over(case: _Case) -> Plan | None:
     observed, record = case.observed, case.record
     if not record.outcome:
         return None
+    actions = _clean_up(observed, f"the job has ended: {record.outcome}")
+    ttl = observed.job.spec.ttl_seconds_after_finished
+    if ttl is not None and record.ended_at and case.now >= record.ended_at + ttl:
+        why = f"spec.ttlSecondsAfterFinished: it ended {case.now - record.ended_at:.0f} s ago"
+        actions = (*actions, DeleteJob(why=why))
     return Plan(
         record=record,
-        actions=_delete_all(observed, f"the job has ended: {record.outcome}"),
+        actions=actions,
         reason=record.outcome_reason,
         message=record.outcome_message,
     )
@@ -68,23 +121,21 @@ def _is_suspended(case: _Case) -> Plan | None:
 
 
 def _leader_gave_up(case: _Case) -> Plan | None:
-    observed, record = case.observed, case.record
+    observed = case.observed
     leader = observed.leader
     if leader is None or leader.phase != "Failed" or _all_completed(observed):
         return None
     why = leader.message or "the leader gave no reason; look into the sidecar's log of replica 0"
-    return _end(observed, record, succeeded=False, reason=names.REASON_LEADER_GAVE_UP, message=why)
+    return _end(case, succeeded=False, reason=names.REASON_LEADER_GAVE_UP, message=why)
 
 
 def _dies_early(case: _Case) -> Plan | None:
-    observed, record = case.observed, case.record
+    observed = case.observed
     if observed.early_deaths < case.settings.early_deaths:
         return None
     words = observed.early_death_words or "a container of every start ends at once"
     message = f"{words} ({observed.early_deaths} times in a row)"
-    return _end(
-        observed, record, succeeded=False, reason=names.REASON_EARLY_DEATHS, message=message
-    )
+    return _end(case, succeeded=False, reason=names.REASON_EARLY_DEATHS, message=message)
 
 
 def _has_completed(case: _Case) -> Plan | None:
@@ -98,20 +149,66 @@ def _has_completed(case: _Case) -> Plan | None:
     if observed.job.spec.checkpoint.remote is None:
         kept = "no remote tier is configured, so nothing is durable"
         return _succeed(case, names.REASON_ALL_COMPLETED, f"all replicas completed; {kept}")
-    leader = observed.leader
-    if leader is not None and leader.durable_step >= leader.newest_step:
-        kept = f"the last checkpoint, step {leader.durable_step}, is durable"
-        return _succeed(case, names.REASON_ALL_COMPLETED, f"all replicas completed; {kept}")
+    last_word = _kept(observed)
+    if last_word is not None and last_word.safe:
+        last = f"the last checkpoint, step {last_word.durable_step}, is durable"
+        return _succeed(case, names.REASON_ALL_COMPLETED, f"all replicas completed; {last}")
     completed_at = max(p.trainer.ended.at for p in _currents(observed) if p.trainer.ended)
     limit = case.settings.flush_seconds
-    if case.now < completed_at + limit:
+    if case.now < completed_at + limit and _may_become_durable(observed):
         message = f"all replicas completed; waiting up to {limit:g} s until the last is durable"
+        flushing = _flush_pods(case)
+        if flushing is not None:
+            return replace(flushing, message=f"{message}: {flushing.message}")
         return Plan(record=record, reason=names.REASON_NOT_DURABLE, message=message)
+    waited = max(0.0, case.now - completed_at)
     message = (
-        f"all replicas completed, but {limit:g} s later the last checkpoint is not known to be "
+        f"all replicas completed, but {waited:.0f} s later the last checkpoint is not known to be "
         "durable"
     )
     return _succeed(case, names.REASON_NOT_DURABLE, message)
+
+
+def _kept(observed: Observed) -> Kept | None:
+    """The leader's word while it lives, else what the sidecars said as they ended."""
+    leader = observed.leader
+    if leader is not None:
+        return Kept(newest_step=leader.newest_step, durable_step=leader.durable_step)
+    return observed.last_word
+
+
+def _may_become_durable(observed: Observed) -> bool:
+    """While a sidecar lives, or its node's disk holds what a flush pod can bring out."""
+    if not all(pod.finished for pod in _currents(observed)):
+        return True
+    return observed.job.spec.checkpoint.local is not None
+
+
+def _flush_pods(case: _Case) -> Plan | None:
+    """Sidecars end soon after the last trainer; what is left then others bring out."""
+    observed, record = case.observed, case.record
+    pods = _currents(observed)
+    if not all(pod.finished for pod in pods):
+        return None
+    there = {pod.replica for pod in observed.flush_pods}
+    missing = [pod for pod in pods if pod.replica not in there and pod.node_alive]
+    why = "the pods ended before their last checkpoint was known to be durable"
+    generations = record.generations
+    actions = tuple(
+        CreateFlushPod(
+            identity=pod_identity(pod.replica, generations, record.pods[pod.replica].replaces),
+            node=pod.node,
+            why=why,
+        )
+        for pod in missing
+    )
+    since = record.flush_since or case.now
+    return Plan(
+        record=replace(record, flush_since=since),
+        actions=actions,
+        reason=names.REASON_NOT_DURABLE,
+        message=f"{len(pods)} flush pods bring it out",
+    )
 
 
 def _needs_first_pods(case: _Case) -> Plan | None:
@@ -148,10 +245,18 @@ def _has_lost_pods(case: _Case) -> Plan | None:
         pod = observed.current(replica)
         if pod is not None:
             deletions.append(_delete(pod, lost[replica], graceful=pod.node_alive))
-    near = {r: p.node for r in lost if (p := observed.current(r)) and p.node_alive}
+    near = {r: node for r in lost if (node := _old_disk(observed, record, r))}
     reason = _reason_lost(observed, next(iter(lost)))
     plan = _create(observed, record, list(lost), reason, "; ".join(lost.values()), near, lost)
     return replace(plan, actions=(*deletions, *plan.actions))
+
+
+def _old_disk(observed: Observed, record: JobRecord, replica: int) -> str:
+    """Node with the replica's disk, as far as it is known to live."""
+    pod = observed.current(replica)
+    if pod is not None:
+        return pod.node if pod.node_alive else ""
+    return record.pods[replica].node
 
 
 def _why_lost(observed: Observed, replica: int) -> str:
@@ -187,16 +292,65 @@ def _failed_after_end(case: _Case) -> Plan | None:
     return replace(plan, actions=(*deletions, *plan.actions))
 
 
+def _is_outdated(case: _Case) -> Plan | None:
+    """What a running pod can't take on: all end with a save, then all start anew."""
+    observed, record = case.observed, case.record
+    size = observed.job.spec.replicas
+    outdated = [
+        pod
+        for pod in observed.pods
+        if pod.replica >= size
+        or (pod.spec_digest and observed.spec_digest and pod.spec_digest != observed.spec_digest)
+    ]
+    if not outdated:
+        return None
+    why = "the job's template or size has changed"
+    actions = tuple(
+        _delete(pod, why, graceful=pod.node_alive) for pod in outdated if _may_delete(pod)
+    )
+    message = f"{why}: {len(outdated)} pods end after a save, then new ones go on from there"
+    return Plan(
+        record=record, actions=actions, reason=names.REASON_TEMPLATE_CHANGED, message=message
+    )
+
+
+def _is_draining(case: _Case) -> Plan | None:
+    """A node is being emptied: one common save, brought out, then its pods are deleted by us."""
+    observed, record = case.observed, case.record
+    leaving = [pod for pod in _currents(observed) if pod.drain and not pod.terminating]
+    if not leaving:
+        return None
+    since, hold = record.drain_since or case.now, observed.job.spec.drain_hold_seconds
+    record = replace(record, drain_since=since)
+    nodes = ", ".join(sorted({f"{pod.node} ({pod.drain})" for pod in leaving}))
+    flushed = observed.flushed
+    done = flushed is not None and flushed.durable and flushed.asked_at >= since
+    if not done and case.now - since < hold:
+        said = flushed.message if flushed is not None and flushed.message else "saving"
+        message = f"being emptied: {nodes}; {said}; held for at most {hold} s"
+        actions: tuple[Action, ...] = (Flush(since=since, why=f"being emptied: {nodes}"),)
+        return Plan(record=record, actions=actions, reason=names.REASON_DRAINING, message=message)
+    if done and flushed is not None:
+        reason, message = names.REASON_DRAINING, f"step {flushed.step} is safe; leaving {nodes}"
+    else:
+        message = f"not all was safe within {hold} s; leaving {nodes} nevertheless"
+        reason = names.REASON_DRAIN_TOO_SLOW
+    deletions = tuple(_delete(pod, message, graceful=True) for pod in leaving)
+    return Plan(record=record, actions=deletions, reason=reason, message=message)
+
+
 _CHECKS: tuple[_Check, ...] = (
     _is_over,
     _is_suspended,
     _leader_gave_up,
     _dies_early,
     _has_completed,
+    _is_outdated,
     _needs_first_pods,
     _creation_unfinished,
     _has_lost_pods,
     _failed_after_end,
+    _is_draining,
 )
 
 
@@ -206,12 +360,23 @@ def _steady(observed: Observed, record: JobRecord) -> Plan:
         replica: replace(pod, created=pod.created or observed.current(replica) is not None)
         for replica, pod in record.pods.items()
     }
-    record = replace(record, pods=pods)
+    drained = not any(pod.drain for pod in _currents(observed))
+    record = replace(record, pods=pods, drain_since=0.0 if drained else record.drain_since)
     if leader is not None and leader.phase == "Training":
         message = f"all replicas train, attempt {leader.attempt}, step {leader.step}"
         return Plan(record=record, reason=names.REASON_ALL_TRAINING, message=message)
+    trouble = _trouble(observed)
+    if trouble is not None:
+        return Plan(record=record, reason=trouble.reason, message=trouble.message)
     message = leader.message if leader is not None and leader.message else "waiting for replicas"
     return Plan(record=record, reason=names.REASON_WAITING, message=message)
+
+
+def _trouble(observed: Observed) -> Trouble | None:
+    """The first thing that keeps pods from coming up; what was refused comes first."""
+    if observed.troubles:
+        return observed.troubles[0]
+    return next((p.trouble for p in _currents(observed) if p.trouble is not None), None)
 
 
 # --- pieces of plans -------------------------------------------------------------------------
@@ -232,25 +397,60 @@ def _delete(pod: PodState, why: str, *, graceful: bool) -> DeletePod:
 
 
 def _delete_all(observed: Observed, why: str) -> tuple[Action, ...]:
-    return tuple(_delete(pod, why, graceful=pod.node_alive) for pod in observed.pods)
+    pods = tuple(
+        _delete(pod, why, graceful=pod.node_alive) for pod in observed.pods if _may_delete(pod)
+    )
+    return (*pods, *_delete_flush_pods(observed, why))
+
+
+def _delete_flush_pods(observed: Observed, why: str) -> tuple[Action, ...]:
+    return tuple(
+        DeletePod(
+            replica=pod.replica,
+            generation=pod.generation,
+            graceful=pod.node_alive,
+            why=why,
+            flush=True,
+        )
+        for pod in observed.flush_pods
+        if _may_delete(pod)
+    )
+
+
+def _clean_up(observed: Observed, why: str) -> tuple[Action, ...]:
+    """Which pods an end leaves behind is spec.cleanupPodPolicy's to say."""
+    policy = observed.job.spec.cleanup_pod_policy
+    if policy == CLEAN_ALL:
+        return _delete_all(observed, why)
+    ended = [pod for pod in observed.pods if pod.finished or policy == CLEAN_NONE]
+    return tuple(
+        action
+        for action in _delete_all(observed, why)
+        if isinstance(action, DeletePod)
+        and (action.flush or all(_differs(action, pod) for pod in ended))
+    )
+
+
+def _differs(action: DeletePod, pod: PodState) -> bool:
+    return (action.replica, action.generation) != (pod.replica, pod.generation)
 
 
 def _succeed(case: _Case, reason: str, message: str) -> Plan:
-    return _end(case.observed, case.record, succeeded=True, reason=reason, message=message)
+    return _end(case, succeeded=True, reason=reason, message=message)
 
 
-def _end(
-    observed: Observed, record: JobRecord, *, succeeded: bool, reason: str, message: str
-) -> Plan:
+def _end(case: _Case, *, succeeded: bool, reason: str, message: str) -> Plan:
+    observed, record = case.observed, case.record
     record = replace(
         record,
+        ended_at=case.now,
         outcome=names.SUCCEEDED if succeeded else names.FAILED,
         outcome_reason=reason,
         outcome_message=message,
     )
     return Plan(
         record=record,
-        actions=_delete_all(observed, "the job has ended"),
+        actions=_clean_up(observed, "the job has ended"),
         reason=reason,
         message=message,
         outcome=Outcome(succeeded=succeeded, reason=reason, message=message),

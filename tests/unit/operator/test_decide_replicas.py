@@ -47,10 +47,11 @@ def pod(replica: int, **changes: Any) -> PodState:
 
 
 def record(**changes: Any) -> JobRecord:
-    each = PodRecord(generation=FIRST, created=True)
-    default = JobRecord(
-        first_generation=FIRST, generation=FIRST, pods=dict.fromkeys(range(REPLICAS), each)
-    )
+    each = {
+        replica: PodRecord(generation=FIRST, created=True, node=f"n{replica}")
+        for replica in range(REPLICAS)
+    }
+    default = JobRecord(first_generation=FIRST, generation=FIRST, pods=each)
     return replace(default, **changes)
 
 
