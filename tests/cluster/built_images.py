@@ -115,6 +115,7 @@ def _build(recipe: Recipe, folder: Path) -> Image:
     older = sorted(folder.glob(f"{recipe.name}-*.tar"), key=lambda path: path.stat().st_mtime)
     for path in older[: -KEPT - 1]:
         path.unlink()
+    buildah.prune(f"{REGISTRY}/{recipe.name}:", {image.reference})
     return image
 
 

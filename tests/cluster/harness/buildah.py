@@ -13,6 +13,7 @@ from pathlib import Path
 from cluster.harness import layout
 
 BASE_IMAGE = "backstay.test/python:3.11"
+MOST_IMAGES = 80  # with the layers of multi-stage builds; beyond it those that nothing names go
 BASE_PACKAGES = "python3,python3-pip,python3-venv,ca-certificates"
 
 
@@ -87,3 +88,12 @@ def build_image(
     # Layers are not compressed in this format: written and loaded in half the time.
     _buildah("push", "--quiet", "--format", "docker", tag, f"docker-archive:{output}:{tag}")
     return output
+
+
+def prune(prefix: str, kept: set[str]) -> None:
+    """Forget the images whose reference begins with `prefix`, but for those to be kept."""
+    listing = _buildah("images", "--format", "{{.Name}}:{{.Tag}}").splitlines()
+    if old := [name for name in listing if name.startswith(prefix) and name not in kept]:
+        _buildah("rmi", *old)
+    if len(_buildah("images", "--all", "--quiet").splitlines()) > MOST_IMAGES:
+        _buildah("rmi", "--prune")
