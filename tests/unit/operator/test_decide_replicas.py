@@ -158,7 +158,8 @@ def test_each_lost_pod_gets_a_number_of_its_own_and_knows_whom_it_replaces(
         if isinstance(action, CreatePod):
             assert action.identity.replaces == FIRST
             assert action.identity.current == plan.record.generations
-            assert action.near_node == (f"n{action.identity.replica}" if how == "failed" else "")
+            near = "" if how == "node" else f"n{action.identity.replica}"
+            assert action.near_node == near
     graceful = how == "failed"
     assert deleted(plan) == ([] if how == "gone" else [(r, graceful) for r in lost])
     expected = {

@@ -1,0 +1,94 @@
+"""The leader's sidecar of a job, asked over HTTP with the job's own token.
+
+Its address is the pod's; it comes and goes, so no answer is an answer. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import httpx
+
+from backstay_protocol import codec
+from backstay_protocol.errors import ProtocolError
+from backstay_protocol.messages import FlushReply, JobView, Policy
+from backstay_protocol.names import (
+    HEADER_PROTOCOL,
+    PORT_API,
+    PROTOCOL_VERSION,
+    URL_FLUSH,
+    URL_JOB,
+    URL_POLICY,
+)
+
+_TIMEOUT = httpx.Timeout(3.0, connect=1.5)
+_Message = TypeVar("_Message", JobView, FlushReply)
+
+
+class Leaders(Protocol):
+    """What the operator asks of leaders. `host`: the pod's IP."""
+
+    async def job(self, host: str, token: str) -> JobView | None:
+        """GET /v1/job; None: no answer."""
+        ...
+
+    async def flush(self, host: str, token: str) -> FlushReply | None:
+        """POST /v1/flush; None: no answer."""
+        ...
+
+    async def set_interval(self, host: str, token: str, every_steps: int) -> bool:
+        """PUT /v1/policy: another capture interval for all ranks. False: not now."""
+        ...
+
+
+class HttpLeaders:
+    """`Leaders`, for real."""
+
+    def __init__(self) -> None:
+        """Opens no connection yet."""
+        self._client = httpx.AsyncClient(
+            timeout=_TIMEOUT, trust_env=False, headers={HEADER_PROTOCOL: PROTOCOL_VERSION}
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def job(self, host: str, token: str) -> JobView | None:
+        """See Leaders."""
+        return await self._ask("GET", URL_JOB, host, token, JobView)
+
+    async def flush(self, host: str, token: str) -> FlushReply | None:
+        """See Leaders."""
+        return await self._ask("POST", URL_FLUSH, host, token, FlushReply)
+
+    async def set_interval(self, host: str, token: str, every_steps: int) -> bool:
+        """See Leaders."""
+        body = codec.dumps(Policy(every_steps=every_steps))
+        try:
+            answer = await self._client.put(
+                _url(host, URL_POLICY),
+                content=body,
+                headers={**_bearer(token), "Content-Type": "application/json"},
+            )
+        except httpx.HTTPError:
+            return False
+        return answer.is_success
+
+    async def _ask(
+        self, method: str, path: str, host: str, token: str, kind: type[_Message]
+    ) -> _Message | None:
+        try:
+            answer = await self._client.request(method, _url(host, path), headers=_bearer(token))
+            answer.raise_for_status()
+            return codec.loads(kind, answer.content)
+        except (httpx.HTTPError, ProtocolError):
+            return None
+
+
+def _url(host: str, path: str) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{PORT_API}{path}"
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,46 @@
+"""What the operator remembers of a job between two passes, in this process only.
+
+Nothing here is needed to be right: after a restart it is empty, and the same state is reached, a
+few seconds later. Observers and the applier share it; one worker has it at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backstay_operator.decide import Flushed, Trouble
+
+
+@dataclass(kw_only=True)
+class JobMemory:
+    """Of one job, by its uid."""
+
+    uid: str
+    token: str = ""
+    troubles: tuple[Trouble, ...] = ()
+    """What the API server refused in the last pass."""
+    flushed: Flushed | None = None
+    calm_restarts: dict[str, int] = field(default_factory=dict)
+    """Pod uid and container -> restarts when all trained last: later ones are in a row."""
+    looked: bool = False
+    """Whether there was a pass before."""
+    heard_at: float = 0.0
+    """When the leader answered last, monotonic; 0: never."""
+    applied: dict[str, str] = field(default_factory=dict)
+    """Object -> digest of what was applied last."""
+    applied_at: float = 0.0
+    status_digest: str = ""
+    status_at: float = 0.0
+    """When status was written last, monotonic."""
+    annotated_at: float = 0.0
+    annotated: str = ""
+    told: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Event key -> when it was told last, monotonic."""
+    failure_noticed_at: float = 0.0
+    """When something was first seen broken since all trained, seconds since the epoch."""
+    failure_reason: str = ""
+    failure_replicas: tuple[int, ...] = ()
+    placed_at: float = 0.0
+    """When all pods of a recovery were running."""
+    policy: int = 0
+    """Capture interval that the leader was told last."""
