@@ -16,6 +16,7 @@ import pytest
 
 from cluster import built_images, installed_chart, machine, object_store
 from cluster.built_images import Image
+from cluster.harness import debian
 from cluster.installed_chart import Chart
 from cluster.kube import Kube
 from cluster.machine import Cluster
@@ -28,22 +29,38 @@ PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A longer limit for the test itself; fixtures, which may build Kubernetes, limit their own."""
+    reason = _why_not()
     for item in items:
-        if item.path.is_relative_to(HERE) and not item.get_closest_marker("timeout"):
+        if not item.path.is_relative_to(HERE):
+            continue
+        if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
+        if reason:
+            item.add_marker(pytest.mark.skip(reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The one line, whatever pytest was told to report."""
+    if reason := _why_not():
+        terminalreporter.write_line(f"all of tests/cluster was skipped: {reason}")
+
+
+def _why_not() -> str:
+    if os.environ.get(machine.ENV_KUBECONFIG):
+        registry = os.environ.get(machine.ENV_REGISTRY)
+        return "" if registry else f"{machine.ENV_REGISTRY} must say where images can be pushed"
+    return debian.unfit()
 
 
 @pytest.fixture(scope="session")
-def images() -> Iterator[dict[str, Image]]:
+def images() -> dict[str, Image]:
     """The images by name, built unless they are cached; pushed where the cluster is not ours."""
     registry = os.environ.get(machine.ENV_REGISTRY, "")
-    if os.environ.get(machine.ENV_KUBECONFIG) and not registry:
-        pytest.skip(f"{machine.ENV_KUBECONFIG} needs {machine.ENV_REGISTRY}: where images can go")
-    with machine.built():
-        built = built_images.build_all()
-        if registry:
-            built = {name: built_images.push(image, registry) for name, image in built.items()}
-        yield built
+    machine.build_programs()
+    built = built_images.build_all()
+    if registry:
+        built = {name: built_images.push(image, registry) for name, image in built.items()}
+    return built
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.harness import debian, layout
+from cluster.harness import layout
 from cluster.harness.layout import Layout
 from cluster.kube import Kube
 
@@ -134,13 +134,12 @@ def given(kubeconfig: str) -> Iterator[Cluster]:
     yield Cluster(path)
 
 
-@contextmanager
-def built() -> Iterator[None]:
-    """The programs of the cluster, or a skip that says why they can't be had."""
-    if reason := debian.unfit():
-        pytest.skip(reason)
-    tool("build", timeout=BUILD_SECONDS)
-    yield
+def build_programs() -> None:
+    """What the harness needs: all of it, or for a given cluster only its clients."""
+    given = os.environ.get(ENV_KUBECONFIG)
+    clients = [name for name in ("kubectl", "helm") if not shutil.which(name)] if given else []
+    if clients or not given:
+        tool("build", *clients, timeout=BUILD_SECONDS)
 
 
 @contextmanager

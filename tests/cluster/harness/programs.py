@@ -91,7 +91,7 @@ def _build(target: Target) -> None:
         return
     print(f"building: {' '.join(target.programs)}", flush=True)
     out = f"{folder}/" if len(target.programs) > 1 else str(folder / target.programs[0])
-    command = ["nice", "-n", "15", "go", "build", "-trimpath"]
+    command = ["nice", "go", "build", "-trimpath"]
     command += ["-ldflags", f"-s -w {target.flags}", "-o", out, *target.packages]
     subprocess.run(command, cwd=target.folder, env=os.environ | {"CGO_ENABLED": "0"}, check=True)
     stamp.write_text(fingerprint)
