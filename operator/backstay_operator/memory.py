@@ -11,6 +11,26 @@ from dataclasses import dataclass, field
 from backstay_operator.decide import Flushed, Trouble
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What is being mended."""
+
+    reason: str
+    message: str
+    replicas: tuple[int, ...] = ()
+    failed_at: float = 0.0
+    """Seconds since the epoch; 0: not known."""
+    noticed_at: float
+
+
+@dataclass
+class Told:
+    """When something was told last, monotonic, and how often it was swallowed since."""
+
+    at: float
+    swallowed: int = 0
+
+
 @dataclass(kw_only=True)
 class JobMemory:
     """Of one job, by its uid."""
@@ -34,13 +54,11 @@ class JobMemory:
     """When status was written last, monotonic."""
     annotated_at: float = 0.0
     annotated: str = ""
-    told: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Event key -> when it was told last, monotonic."""
-    failure_noticed_at: float = 0.0
-    """When something was first seen broken since all trained, seconds since the epoch."""
-    failure_reason: str = ""
-    failure_replicas: tuple[int, ...] = ()
-    placed_at: float = 0.0
-    """When all pods of a recovery were running."""
-    policy: int = 0
-    """Capture interval that the leader was told last."""
+    told: dict[tuple[str, str], Told] = field(default_factory=dict)
+    """(reason, key) of an Event -> when it was told."""
+    failure: Failure | None = None
+    """What is being mended."""
+    phase: str = ""
+    """What the leader said last."""
+    interval: tuple[int, int] = (0, 0)
+    """Attempt, and the capture interval that its leader was told."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from backstay_operator.api import names
 from backstay_operator.decide.observed import Observed
 from backstay_operator.decide.plan import Plan
+from backstay_protocol.ring import neighbors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +59,56 @@ def _durable(observed: Observed) -> Condition | None:
         return None
     if observed.job.spec.checkpoint.remote is None:
         message = "no remote tier is configured: nothing is durable"
-        return Condition(type=names.DURABLE, status=False, reason="NoRemoteTier", message=message)
+        return Condition(
+            type=names.DURABLE, status=False, reason=names.REASON_NO_REMOTE_TIER, message=message
+        )
     if leader.durable_step < 0:
         message = "no checkpoint is durable yet"
-        return Condition(type=names.DURABLE, status=False, reason="NoneYet", message=message)
+        return Condition(
+            type=names.DURABLE, status=False, reason=names.REASON_NONE_YET, message=message
+        )
     message = f"step {leader.durable_step} is durable"
-    return Condition(type=names.DURABLE, status=True, reason="Committed", message=message)
+    return Condition(
+        type=names.DURABLE, status=True, reason=names.REASON_COMMITTED, message=message
+    )
 
 
 def _degraded(observed: Observed) -> Condition | None:
     if observed.leader is None:
         return None
     troubles = observed.leader.tier_troubles
+    if troubles:
+        return Condition(
+            type=names.DEGRADED,
+            status=True,
+            reason=names.REASON_TIER_TROUBLE,
+            message="; ".join(troubles),
+        )
+    lonely = _lonely(observed)
+    if lonely:
+        return Condition(
+            type=names.DEGRADED, status=True, reason=names.REASON_NO_NEIGHBOR, message=lonely
+        )
     return Condition(
         type=names.DEGRADED,
-        status=bool(troubles),
-        reason="TierTrouble" if troubles else "AllTiersWell",
-        message="; ".join(troubles) or "all tiers are well",
+        status=False,
+        reason=names.REASON_ALL_TIERS_WELL,
+        message="all tiers are well",
     )
+
+
+def _lonely(observed: Observed) -> str:
+    """Why copies on neighbours are no safer than they are: from where the pods really run."""
+    neighbor, size = observed.job.spec.checkpoint.neighbor, observed.job.spec.replicas
+    pods = [pod for r in range(size) if (pod := observed.current(r)) is not None and pod.node]
+    if neighbor is None or len(pods) < size:
+        return ""
+    where = {pod.replica: pod.node for pod in pods}
+    domains = {pod.replica: pod.domain for pod in pods if pod.domain}
+    ring = neighbors(range(size), where, domains or None)
+    if not ring.warnings:
+        return ""
+    return f"{'; '.join(ring.warnings)} (spec.checkpoint.neighbor.topologyKey)"
 
 
 def _suspended(observed: Observed) -> Condition | None:

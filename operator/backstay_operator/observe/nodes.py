@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backstay_operator.cluster import Tree
 from backstay_operator.decide import NodeState
-from backstay_operator.observe.times import seconds
+from backstay_operator.times import seconds
 
 _KEPT_LABELS = ("topology.kubernetes.io/", "kubernetes.io/hostname")
 
@@ -13,7 +13,7 @@ def node_state(tree: Tree, topology_keys: frozenset[str] = frozenset()) -> NodeS
     """Labels are kept for topology only, and for the keys that jobs name."""
     metadata, spec = tree["metadata"], tree.get("spec") or {}
     conditions = (tree.get("status") or {}).get("conditions") or []
-    ready = next((c for c in conditions if c.get("type") == "Ready"), {})
+    ready: Tree = next((c for c in conditions if c.get("type") == "Ready"), {})
     word = str(ready.get("status", "Unknown"))
     labels = metadata.get("labels") or {}
     return NodeState(

@@ -1,4 +1,4 @@
-"""A Pod object to `PodState`: what lives, what ended and how, what keeps it from coming up. Pure."""
+"""A Pod object to `PodState`: what lives, what ended, what keeps it from coming up. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backstay_operator.api.names import (
 from backstay_operator.cluster import Tree
 from backstay_operator.decide import ContainerState, Ended, Kept, PodState, Trouble
 from backstay_operator.manifests.wiring import ANNOTATION_SPEC, LABEL_ROLE, ROLE_FLUSH
-from backstay_operator.observe.times import seconds
+from backstay_operator.times import seconds
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
 

@@ -1,4 +1,4 @@
-"""Times as the API writes them. Pure."""
+"""Times as the Kubernetes API writes them; for observers and the applier. Pure."""
 
 from __future__ import annotations
 
