@@ -100,3 +100,13 @@ def test_a_rank_that_cannot_plan_skips_and_holds_up_nobody(folder: Path) -> None
     assert second["published"] == [False, True]
     assert "bad" in second["why"]
     assert (first["plan"] == "local", second["plan"]) == (False, "local")
+
+
+def test_a_rank_that_misses_a_replan_is_waited_for_no_longer_than_agreed(folder: Path) -> None:
+    first, second = seen(folder, "one_rank_misses_the_plan")
+    assert first["plans"][1:3] == ["local", "local"]
+    assert "local" not in second["plans"]
+    assert first["plans"][0] == second["plans"][0]
+    assert first["plans"][3:] == second["plans"][3:]
+    assert first["plans"][3] == first["plans"][4] != "local"
+    assert first["wanted"] == [0] * 5, "not at once again after a plan that failed"

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed import PrefixStore
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from backstay.gathering import StoreGathers, World, process_group_world
 from backstay_protocol.control import Word
 from support.capturing import ATTEMPT, Rank, shard_bytes
 
@@ -30,7 +33,7 @@ def run(rank: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD_SIZE
     )
-    for case in (ddp, fsdp, one_rank_changes, one_rank_cannot_plan):
+    for case in (ddp, fsdp, one_rank_changes, one_rank_cannot_plan, one_rank_misses_the_plan):
         at = f"{folder}/{case.__name__}"
         os.makedirs(at, exist_ok=True)
         case(rank, at)
@@ -50,8 +53,21 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None
     optimizer.zero_grad()
 
 
-def _attach(at: str, rank: int, entries: dict[str, Any]) -> Rank:
-    return Rank(f"{at}/memory-{rank}", entries, rank=rank, world_size=WORLD_SIZE)
+def _attach(at: str, rank: int, entries: dict[str, Any], patience_seconds: float = 60.0) -> Rank:
+    """Each case by a name of its own in the store: all save under one attempt."""
+
+    def world() -> World:
+        whole = process_group_world()
+        assert whole is not None
+        return replace(whole, store=PrefixStore(at, whole.store))
+
+    return Rank(
+        f"{at}/memory-{rank}",
+        entries,
+        rank=rank,
+        world_size=WORLD_SIZE,
+        gather=StoreGathers(world, patience_seconds),
+    )
 
 
 def _keep(at: str, rank: Rank, step: int, **seen: Any) -> None:
@@ -160,4 +176,23 @@ def one_rank_cannot_plan(rank: int, at: str) -> None:
     entries.pop("bad", None)
     second = attached.engine.save(2, ATTEMPT, overlap=False)
     _keep(at, attached, 2, published=[first.published, second.published], why=first.why)
+    attached.close()
+
+
+def one_rank_misses_the_plan(rank: int, at: str) -> None:
+    """Rank 1 does not see the order to plan anew at step 2, as when its sidecar has just died: rank
+    0 waits no longer than its patience, both save on, and all plan together at step 4.
+    """
+    entries: dict[str, Any] = {"model": DistributedDataParallel(_net())}
+    attached = _attach(at, rank, entries, patience_seconds=1.0)
+    plans, wanted = [], []
+    for step in range(1, 6):
+        replan = step == 4 or (step == 2 and rank == 0)
+        dist.barrier()  # as training has it
+        result = attached.engine.save(step, ATTEMPT, replan=replan, overlap=False)
+        assert result.published, result.why
+        plans.append(shard_bytes(attached.memory, rank, step)[0].plan)
+        wanted.append(attached.control[Word.REPLAN_WANTED])
+        attached.confirm(step)
+    _keep(at, attached, 5, plans=plans, wanted=wanted)
     attached.close()

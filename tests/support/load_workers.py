@@ -24,8 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from backstay import structure
 from backstay.capture import ABSENT_GRADIENTS_KEY
+from backstay.gathering import StoreGathers
 from backstay.load import Loader, LoadSettings
-from backstay.plan import local_plan, make_plan, process_group_gather
+from backstay.plan import local_plan, make_plan
 from backstay.shard_reader import Reach
 from backstay_protocol.layout import MemoryLayout
 from support import shards
@@ -177,7 +178,7 @@ def save(rank: int, world_size: int, folder: str) -> None:
         walked = structure.walk(
             state, rank=rank, world_size=world_size, gradients=absent is not None
         )
-        plan = make_plan(walked, rank, world_size, process_group_gather())
+        plan = make_plan(walked, rank, world_size, StoreGathers()("load"))
         if name == "fsdp_local":
             plan = local_plan(walked, rank, world_size)
         file = shards.shard_bytes(walked, plan, rank, absent)

@@ -36,6 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from backstay import objects, plan, rng
 from backstay.copying import Copy, Streams, Transfer, batches
 from backstay.errors import UnsupportedValue
+from backstay.gathering import Gather, StoreGathers
 from backstay.planned import Division, Planned, Planner
 from backstay.savejob import CopyThread, Job, NewestThread, SaveResult, Skip
 from backstay.slotchoice import Chain
@@ -96,14 +97,15 @@ class CaptureEngine:
         overlap: bool = True,
         replicated: Collection[str] = (),
         chunk_size: int = DEFAULT_CHUNK_BYTES,
-        gather: Callable[[], plan.Gather | None] = plan.process_group_gather,
+        gather: Callable[[str], Gather | None] | None = None,
         bounds: Bounds | None = None,
         notify: Callable[[CaptureNotice], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Attach: no slot is made before `check`.
 
-        `gather` is asked at each plan for a way to reach all ranks. `notify` is called in a
+        `gather` is asked at each plan, by name, for a way to reach all ranks; without one it is
+        the process group's store. `notify` is called in a
         thread of its own after saves, published or not: while it is under way only the newest save
         waits to be told. `replicated`: entries whose plain tensors the user declares equal on all
         ranks.
@@ -123,7 +125,9 @@ class CaptureEngine:
         self._clock = clock
         self._slots = SlotMap(memory, rank, num_slots, clock=clock)
         self._keeper = SlotKeeper(memory, rank, self._slots, self._told, self._bounds, clock)
-        self._planner = Planner(self._walk, gather, rank, world_size, self._want_replan)
+        self._planner = Planner(
+            self._walk, gather or StoreGathers(), rank, world_size, self._want_replan, clock
+        )
         self._trust = Trust()
         self._streams = Streams()
         self._thread = CopyThread()
@@ -218,7 +222,8 @@ class CaptureEngine:
 
     def _begin(self, result: SaveResult, request: _Request) -> None:
         settled = self._settle(self._bounds.copy_seconds)
-        planned = self._planner.for_save(request.replan)  # collective: before anything gives up
+        name = f"{result.attempt}/{result.step}"
+        planned = self._planner.for_save(name, request.replan)  # before anything here gives up
         metadata = _as_it_is_now(request.metadata)
         if not settled:
             raise Skip("the copy of an earlier save is still under way")

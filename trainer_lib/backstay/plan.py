@@ -7,24 +7,22 @@ gathered global plan, which would not scale (CAPTURE.md section 2). What is not 
 rank.
 
 Called by capture at the first save of an attempt and at an announced replan, at the same step on
-all ranks; never in between, since a collective inside a save of one rank would hang.
+all ranks; never in between, since the other ranks would not come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from backstay.digest import DIGEST_BYTES, RunningDigest, binary_digest
+from backstay.gathering import Gather, GatherFailed
 from backstay.shardfile import Item
 from backstay.structure import Kind, NamedTensor, Structure, local_of
 from backstay_protocol.names import PLAN_LOCAL, rank_name
-
-Gather = Callable[[bytes], list[bytes]]
-"""Gives every rank's bytes, in the order of ranks. All ranks call it together."""
 
 STAGING_BYTES = 64 << 20
 NOTHING = bytes(2 * DIGEST_BYTES)
@@ -68,6 +66,7 @@ def make_plan(
     """Plan with all ranks: collective. Without `gather`, in a world of several, plan for one.
 
     Takes part in the gather whatever goes wrong here before it: the other ranks are waiting in it.
+    Raises GatherFailed when not all of them came.
     """
     if world_size == 1:
         return Plan(_structure_digest(structure).hex(), _alone(structure))
@@ -76,13 +75,19 @@ def make_plan(
     try:
         mine = _structure_digest(structure) + _replica_digest(structure)
     except BaseException:  # no memory left to compare values with, say
-        gather(NOTHING)
+        give_nothing(gather)
         raise
     everyone = gather(mine)
     if len(everyone) != world_size or any(len(other) != len(mine) for other in everyone):
         raise ValueError(f"gathered {len(everyone)} digests for a world of {world_size}")
     replicas = [other[DIGEST_BYTES:] for other in everyone]
     return _Planner(structure, rank, replicas).plan(binary_digest(b"".join(everyone)).hex())
+
+
+def give_nothing(gather: Gather) -> None:
+    """Come to the gather although nothing can be planned here."""
+    with contextlib.suppress(GatherFailed):
+        gather(NOTHING)
 
 
 def local_plan(structure: Structure, rank: int, world_size: int) -> Plan:
@@ -128,22 +133,6 @@ def estimated_bytes(structure: Structure) -> int:
         if isinstance(value, torch.Tensor)
     )
     return own + state
-
-
-def process_group_gather() -> Gather | None:
-    """Over the default process group; None where there is none."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    return _gather_over_default_group
-
-
-def _gather_over_default_group(data: bytes) -> list[bytes]:
-    cpu = "cpu:" in dist.get_backend_config()
-    device = torch.device("cpu") if cpu else torch.device("cuda", torch.cuda.current_device())
-    mine = torch.tensor(list(data), dtype=torch.uint8, device=device)
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)
-    return [bytes(other.tolist()) for other in everyone]
 
 
 def _alone(structure: Structure) -> tuple[Piece, ...]:

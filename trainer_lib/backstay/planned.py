@@ -14,12 +14,18 @@ import torch
 
 from backstay import plan
 from backstay.copying import Batch, Copy, batches
+from backstay.gathering import Gather, GatherFailed
 from backstay.objects import Encoded
 from backstay.savejob import Watched
 from backstay.shardfile import Frame, HeaderFull, Item, Layout
 from backstay.slotmap import Mapping, Slot
 from backstay.structure import Kind, NamedTensor, Structure
+from backstay_protocol.clock import Clock
 from backstay_protocol.names import rank_name
+
+ASK_AGAIN_SECONDS = 60.0
+"""After a plan to which not all ranks came, before another is asked for; doubled each time."""
+MOST_ASK_AGAIN_SECONDS = 3600.0
 
 logger = logging.getLogger("backstay")
 
@@ -47,7 +53,7 @@ class Planned:
     taken: frozenset[str]
     """Names that tensors inside values must not use."""
     left_alone: bool
-    """The structure changed here only: the others still go by the plan before."""
+    """The structure changed here only, or not all ranks came to plan: all have to plan anew."""
     on_cuda: bool
     """Whether any of it is on a GPU."""
     divisions: dict[int, Division] = field(default_factory=dict)
@@ -97,31 +103,40 @@ class Planner:
     def __init__(
         self,
         take_apart: Callable[[], Structure],
-        gather: Callable[[], plan.Gather | None],
+        gather: Callable[[str], Gather | None],
         rank: int,
         world_size: int,
         replan_wanted: Callable[[bool], None],
+        clock: Clock,
     ) -> None:
-        """`take_apart` walks the entries. `replan_wanted` tells the leader, or takes it back."""
+        """`take_apart` walks the entries. `gather` makes the gather of a name. `replan_wanted`
+        tells the leader, or takes it back.
+        """
         self._take_apart = take_apart
         self._gather = gather
         self._rank, self._world_size = rank, world_size
         self._replan_wanted = replan_wanted
+        self._clock = clock
+        self._ask_at = 0.0
+        self._ask_again_seconds = ASK_AGAIN_SECONDS
         self._began = False
         self.current: Planned | None = None
 
-    def for_save(self, replan: bool) -> Planned:
+    def for_save(self, name: str, replan: bool) -> Planned:
         """The plan for a save now. Collective in the first save and with `replan`, else local.
 
-        Raises UnsupportedValue when the entries can't be taken apart any more.
+        `name`: of the save, the same on all ranks. Raises UnsupportedValue when the entries can't
+        be taken apart any more.
         """
         current = self.current
         if replan or not self._began:
-            return self._with_all_ranks()
+            return self._with_all_ranks(name)
         if current is not None and current.structure.unchanged():
+            if current.left_alone:
+                self._ask_for_replan()
             return current
         if self._world_size == 1 and current is None:
-            return self._with_all_ranks()
+            return self._with_all_ranks(name)
         self.current = None
         structure = self._take_apart()
         if current is not None:
@@ -131,28 +146,51 @@ class Planner:
                 return self.current
         return self._alone(structure)
 
-    def _with_all_ranks(self) -> Planned:
+    def _with_all_ranks(self, name: str) -> Planned:
         """Take part in the gather whatever is wrong here: the other ranks are waiting in it."""
         self._began, self.current = True, None
-        gather = self._gather() if self._world_size > 1 else None
+        gather = self._gather(name) if self._world_size > 1 else None
         try:
             structure = self._take_apart()
         except BaseException:
             if gather is not None:
-                gather(plan.NOTHING)
+                plan.give_nothing(gather)
             raise
-        made = plan.make_plan(structure, self._rank, self._world_size, gather)
+        try:
+            made = plan.make_plan(structure, self._rank, self._world_size, gather)
+        except GatherFailed as error:
+            return self._others_missing(structure, error)
+        self._ask_at, self._ask_again_seconds = 0.0, ASK_AGAIN_SECONDS
         for doubt in made.doubts:
             logger.warning("%s", doubt)
         self._replan_wanted(False)
         self.current = self._lay_out(structure, made, left_alone=False)
         return self.current
 
+    def _others_missing(self, structure: Structure, error: GatherFailed) -> Planned:
+        """Not all ranks came. Each waited in vain for a minute: not at once again."""
+        logger.warning(
+            "not all ranks came to plan their saves together (%s); until they do, rank %d saves "
+            "everything that it holds, if that fits into its slots",
+            error,
+            self._rank,
+        )
+        self._replan_wanted(False)
+        self._ask_at = self._clock.monotonic() + self._ask_again_seconds
+        self._ask_again_seconds = min(2 * self._ask_again_seconds, MOST_ASK_AGAIN_SECONDS)
+        made = plan.local_plan(structure, self._rank, self._world_size)
+        self.current = self._lay_out(structure, made, left_alone=True)
+        return self.current
+
+    def _ask_for_replan(self) -> None:
+        if self._clock.monotonic() >= self._ask_at:
+            self._replan_wanted(True)
+
     def _alone(self, structure: Structure) -> Planned:
         """Only here the structure changed. Save all that it holds, until all ranks plan anew."""
-        gather_is_possible = self._world_size > 1 and self._gather() is not None
+        gather_is_possible = self._world_size > 1 and self._gather("") is not None
         if gather_is_possible:
-            self._replan_wanted(True)
+            self._ask_for_replan()
             logger.warning(
                 "rank %d has other tensors than at the last plan; until all ranks plan anew it "
                 "saves everything that it holds, if that fits into its slots",
