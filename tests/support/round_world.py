@@ -205,6 +205,8 @@ class World:
         self.members: dict[int, Member] = {}
         self.leader: RoundDriver | None = None
         self.begun: list[Begun] = []
+        self.running: list[asyncio.Task[Any]] = []
+        """Ranks that a test started and looks at later."""
         self._ticking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> World:

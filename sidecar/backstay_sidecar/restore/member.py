@@ -42,6 +42,7 @@ from backstay_protocol.messages import (
     LeaderDecision,
     PromiseReply,
     PromiseRequest,
+    RankVerdict,
     RestoreReply,
     RestoreRequest,
     StoreReply,
@@ -107,6 +108,7 @@ class Member:
             RemoteLayout(tier.prefix, topology.run) if tier else None,
         )
         self._desk = Desk()
+        self._door: LeaderDoor | None = None
         self._writing = asyncio.Lock()
         self._tasks = Tasks(emit)
 
@@ -118,6 +120,7 @@ class Member:
 
     def start(self, door: LeaderDoor) -> None:
         """Begin to keep the joins known at the leader. Needs a running loop."""
+        self._door = door
         self._tasks.spawn(self._keep_joined(door))
         self._tasks.spawn(self._keep_verdicts(door))
 
@@ -218,9 +221,11 @@ class Member:
         desk = self._desk
         if desk.was_replaced(request.nonce):
             return ConfirmReply(status=FAILED, message=REPLACED)
-        if (go := self._went(request)) is not None:
+        if (go := desk.went(request)) is not None:
             desk.let_go(request)
             return go
+        if self._only_on_record(request):
+            return await self._ask_whether_it_went(request)
         if (reply := desk.verdict_for(request)) is not None:
             return reply
         joined = desk.confirmed(request, self._clock.monotonic())
@@ -275,15 +280,36 @@ class Member:
         return desk.resolved
 
     def _verdict_for(self, request: ConfirmRequest) -> ConfirmReply | None:
-        return self._went(request) or self._desk.verdict_for(request)
+        return self._desk.went(request) or self._desk.verdict_for(request)
 
-    def _went(self, request: ConfirmRequest) -> ConfirmReply | None:
-        """The go-ahead, also where after a restart only attempt.json knows of it."""
-        if (go := self._desk.went(request)) is not None:
-            return go
-        if request.rank not in self._desk.joins and request.ok and self.ran(request.round):
-            return ConfirmReply(status=GO, message="the go-ahead was given before")
-        return None
+    def _only_on_record(self, request: ConfirmRequest) -> bool:
+        """Whether after a restart only attempt.json knows of this rank's go-ahead."""
+        return request.rank not in self._desk.joins and request.ok and self.ran(request.round)
+
+    async def _ask_whether_it_went(self, request: ConfirmRequest) -> ConfirmReply:
+        """The go-ahead stored here may not have reached the others: the round can still be given
+        up, and then this rank would train alone.
+        """
+        assert self._door is not None
+        asked = VerdictRequest(
+            replica=self._pod.replica,
+            round=request.round,
+            serial=request.serial,
+            verdicts=(RankVerdict(rank=request.rank, nonce=request.nonce, ok=True),),
+            wait_seconds=min(_bounded(request.wait_seconds), POLL_SECONDS),
+        )
+        try:
+            reply = await self._door.verdict(asked)
+        except (Unreachable, Refused) as error:
+            await self._pause(self._desk.version)
+            return ConfirmReply(status=WAIT, message=f"the leader can't be reached: {error}")
+        return ConfirmReply(
+            status=reply.status,
+            message=reply.message,
+            bytes_by_tier=reply.bytes_by_tier,
+            bad=reply.bad,
+            lost_steps=reply.lost_steps,
+        )
 
     # --- joins, towards the leader ------------------------------------------------------------
 

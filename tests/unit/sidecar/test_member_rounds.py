@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import BadSource
+from backstay_protocol.messages import BadSource, Decision
 from backstay_sidecar.restore.member import Member
 from support.restore_fakes import FakeStore, copy, remote_tier
-from support.round_world import World
+from support.round_world import Rank, World
 
 FIRST = 7_000_001
 
@@ -169,6 +169,60 @@ async def test_a_sidecar_that_restarts_after_the_go_ahead_still_answers_go(tmp_p
         answer = await ranks[1].confirm(results[1][0])
         assert world.members[1].attempt == FIRST
     assert answer.status == "go"
+
+
+async def _stored_by_one_only(world: World) -> tuple[Rank, Decision]:
+    """Replicas 0 and 1 have stored the go-ahead, 2 has not; then the sidecar of 1 restarts."""
+    world.wire.refuse_ran = {2}
+    world.running = [asyncio.create_task(world.rank(r).run()) for r in (0, 2)]
+    rank = world.rank(1)
+    reply = await rank.until_load()
+    assert reply.decision is not None
+    asking = asyncio.create_task(rank.confirm(reply.decision))
+    while not _ran(world.members[1]):  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.01)
+    asking.cancel()
+    await world.stop_member(1)
+    await world.start_member(1)
+    return rank, reply.decision
+
+
+async def test_after_a_restart_nobody_goes_before_the_go_ahead_is_stored_everywhere(
+    tmp_path: Path,
+) -> None:
+    async with World(tmp_path, 3) as world:
+        rank, decision = await _stored_by_one_only(world)
+        asking = asyncio.create_task(rank.confirm(decision))
+        await asyncio.sleep(0.3)
+        assert not asking.done()
+        world.wire.refuse_ran = set()
+        assert (await asking).status == "go"
+        assert {answer.status for _, answer in [await task for task in world.running]} == {"go"}
+
+
+async def test_a_round_given_up_after_a_restart_leaves_no_rank_to_train_alone(
+    tmp_path: Path,
+) -> None:
+    async with World(tmp_path, 3) as world:
+        rank, decision = await _stored_by_one_only(world)
+        asking = asyncio.create_task(rank.confirm(decision))
+        newcomer = asyncio.create_task(world.rank(2).run())  # rank 2's process was restarted
+        assert (await asking).status == "again"
+        world.wire.refuse_ran = set()
+        results = [await rank.run(), await newcomer, await world.running[0]]
+        world.running[1].cancel()
+    assert {decision.attempt for decision, _ in results} == {FIRST + 1}
+
+
+async def test_after_a_restart_a_leader_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    async with World(tmp_path, 3) as world:
+        rank, decision = await _stored_by_one_only(world)
+        world.wire.cut = {1}
+        answer = asyncio.create_task(rank.confirm(decision))
+        await asyncio.sleep(0.7)
+        world.wire.cut, world.wire.refuse_ran = set(), set()
+        assert (await answer).status == "go"
+        assert {reply.status for _, reply in [await task for task in world.running]} == {"go"}
 
 
 async def test_a_sidecar_that_restarts_while_its_ranks_load_takes_them_back_in(
