@@ -216,8 +216,8 @@ def test_the_sidecar_image_starts_beside_a_trainer_and_answers_its_probes(
     document["spec"]["initContainers"] = [sidecar_container(images["backstay-sidecar"])]
     kube.apply(headless_service(), config, document, namespace=namespace)
     kube.wait_ready(namespace, "job")
-    urls = [f"http://127.0.0.1:{PORT_HEALTH}{path}" for path in (URL_HEALTHZ, URL_READYZ)]
-    for url in urls:
+    for path in (URL_HEALTHZ, URL_READYZ):
+        url = f"http://job.{SERVICE}:{PORT_HEALTH}{path}"
         kube.wait(url, lambda url=url: fetch(kube, namespace, "job", url), namespace=namespace)
 
 

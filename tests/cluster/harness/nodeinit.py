@@ -94,6 +94,8 @@ def make_mounts(config: dict[str, Any], groups: list[tuple[str, str, str]]) -> N
         mount(str(machine), "/etc/machine-id", flags=linux.MS_BIND)
     for source, target in config["mounts"]:
         show(Path(source), Path(target))
+    for top in {f"/{Path(target).parts[1]}" for _, target in config["mounts"]}:
+        mount("none", top, flags=linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY)
     mount(config["logs"], config["logs"], flags=linux.MS_BIND)
     mount(str(disk), "/var", flags=linux.MS_BIND)
     # /var and /run are the node's; the machine's other files can be read but not changed.
