@@ -49,7 +49,6 @@ class JobMemory:
     applied: dict[str, str] = field(default_factory=dict)
     """Object -> digest of what was applied last."""
     applied_at: float = 0.0
-    status_digest: str = ""
     status_at: float = 0.0
     """When status was written last, monotonic."""
     annotated_at: float = 0.0

@@ -105,8 +105,7 @@ class Applier:
         self, tree: Tree, status: dict[str, Any], memory: JobMemory, *, fenced: bool
     ) -> None:
         """One write, if it says something new. `fenced`: only on what was read. Raises Conflict."""
-        digest = _digest(status)
-        if digest == memory.status_digest:
+        if _but_ages(status) == _but_ages(tree.get("status") or {}):
             return
         metadata = {
             "name": tree["metadata"]["name"],
@@ -116,7 +115,7 @@ class Applier:
             metadata["resourceVersion"] = tree["metadata"]["resourceVersion"]
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
         await self._cluster.apply(TRAINING_JOB, body, status=True)
-        memory.status_digest, memory.status_at = digest, self._clock.monotonic()
+        memory.status_at = self._clock.monotonic()
 
     async def tell(self, tree: Tree, tellings: Iterable[Telling], memory: JobMemory) -> None:
         """Events, after the status was written. One that can't be written is only logged."""
@@ -333,6 +332,13 @@ def durable_annotation(status: dict[str, Any]) -> tuple[int, str] | None:
     if "durableStep" not in status:
         return None
     return int(status["durableStep"]), str(status.get("durableTime") or text_of(0))
+
+
+def _but_ages(tree: Any) -> Any:
+    """Without what changes by itself: a write for an older age alone would be one a pass."""
+    if isinstance(tree, dict):
+        return {name: _but_ages(value) for name, value in tree.items() if name != "ageSeconds"}
+    return [_but_ages(value) for value in tree] if isinstance(tree, list) else tree
 
 
 def _digest(tree: object) -> str:

@@ -20,6 +20,11 @@ from backstay_protocol.topology import Topology
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR_NAME = "backstay-operator"
 TOKEN_KEY = "token"
+_OPERATOR_LABELS = {
+    "app.kubernetes.io/part-of": "backstay",
+    "app.kubernetes.io/component": "operator",
+}
+"""As the chart labels the operator's pods, whatever the release is called."""
 
 
 def owned_name(job: str) -> str:
@@ -116,7 +121,7 @@ def build_network_policy(job: TrainingJob, uid: str, operator_namespace: str) ->
     """
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR_NAME}},
+        "podSelector": {"matchLabels": dict(_OPERATOR_LABELS)},
     }
     return {
         "apiVersion": "networking.k8s.io/v1",

@@ -1,0 +1,5 @@
+"""`python -m backstay_operator`."""
+
+from backstay_operator.main import main
+
+main()
