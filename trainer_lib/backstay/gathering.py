@@ -52,11 +52,14 @@ class World:
 
 
 def process_group_world() -> World | None:
-    """Of the default process group; None where there is none."""
+    """Of the default process group; None where there is none, or none with a store."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    store = PrefixStore("backstay", distributed_c10d._get_default_store())
-    return World(store, dist.get_rank(), dist.get_world_size())
+    default_store = getattr(distributed_c10d, "_get_default_store", None)  # not public, much used
+    store = default_store() if default_store is not None else None
+    if store is None:
+        return None
+    return World(PrefixStore("backstay", store), dist.get_rank(), dist.get_world_size())
 
 
 class StoreGathers:
