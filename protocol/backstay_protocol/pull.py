@@ -18,10 +18,10 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
@@ -43,6 +43,19 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 Digest = Callable[[memoryview], str]
 Deliver = Callable[[int, memoryview], None]
+Into = Callable[[int], Sequence[memoryview]]
+
+
+class Hasher(Protocol):
+    """A digest over bytes that come in pieces, as hashlib's and xxhash's are."""
+
+    def update(self, data: memoryview, /) -> object:
+        """Add the next piece."""
+        ...
+
+    def hexdigest(self) -> str:
+        """Of all pieces so far."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -283,11 +296,17 @@ class _Stream:
         self._response: http.client.HTTPResponse | None = None
         self._left = 0
 
-    def fill(self, view: memoryview) -> None:
-        """Fill the whole view. Raises FileNotFoundError, CorruptData, Unreachable, Cancelled."""
+    def fill(self, view: memoryview, hasher: Hasher | None = None) -> None:
+        """Fill the whole view; `hasher` gets the bytes while they are in the processor's cache.
+
+        Raises FileNotFoundError, CorruptData, Unreachable, Cancelled.
+        """
         filled = 0
         while filled < len(view):
-            filled += self._read_some(view[filled:])
+            count = self._read_some(view[filled:])
+            if hasher is not None and count:
+                hasher.update(view[filled : filled + count])
+            filled += count
         if self._position == self._stop:
             self._end()
 
@@ -421,7 +440,8 @@ def pull(
     deliver: Deliver,
     *,
     chunks: Iterable[int] | None = None,
-    into: Callable[[int], memoryview] | None = None,
+    into: Into | None = None,
+    hasher: Callable[[], Hasher] | None = None,
     threads: int = THREADS,
     timeout: float = TIMEOUT_SECONDS,
     deadline: float | None = None,
@@ -431,8 +451,10 @@ def pull(
     """Pull chunks of a sealed shard in parallel; each is verified, then delivered once.
 
     `deliver(index, bytes)` is called from several threads at once, in no order; the view is valid
-    only inside the call. `into(index)` gives the memory (of the chunk's length) that the chunk is
-    read straight into; without it each thread has one page-aligned buffer that it uses again.
+    only inside the call. `into(index)` gives the memory that the chunk is read straight into, in
+    pieces that have the chunk's length together (what is delivered is empty where they are more
+    than one); without it each thread has one page-aligned buffer that it uses again. `hasher`
+    makes a digest that takes the bytes as they come; needed with `into`, else `digest` will do.
     `chunks`: default all. `timeout`: of each connect and read; `deadline`: seconds for the whole.
 
     Raises FileNotFoundError (proven gone), DigestMismatch or CorruptData (proven bad), Unreachable
@@ -440,11 +462,13 @@ def pull(
     """
     if manifest.digests is None:
         raise ValueError(f"{endpoint.name}: the manifest is not sealed, nothing can be verified")
+    if into is not None and hasher is None:
+        raise ValueError("what is read into pieces can be verified by a hasher only")
     wanted = range(manifest.num_chunks) if chunks is None else sorted(set(chunks))
     spans = deque(_spans(wanted, manifest.chunk_size, threads))
     if not spans:
         return
-    job = _Pull(endpoint, manifest, digest, deliver, into, timeout, spans)
+    job = _Pull(endpoint, manifest, digest, deliver, into, hasher, timeout, spans)
     workers = min(threads, len(spans))
     job.crew.run(job.work, workers, cancel=cancel, deadline=deadline, clock=clock)
 
@@ -474,7 +498,8 @@ class _Pull:
         manifest: Manifest,
         digest: Digest,
         deliver: Deliver,
-        into: Callable[[int], memoryview] | None,
+        into: Into | None,
+        hasher: Callable[[], Hasher] | None,
         timeout: float,
         spans: deque[range],
     ) -> None:
@@ -483,6 +508,7 @@ class _Pull:
         self._digest = digest
         self._deliver = deliver
         self._into = into
+        self._hasher = hasher
         self._timeout = timeout
         self._spans = spans
         self._lock = threading.Lock()
@@ -515,14 +541,17 @@ class _Pull:
         stream = _Stream(connection, start, stop, self._manifest.size, self.crew.stopped)
         for index in span:
             first, last = self._manifest.chunk(index)
-            view = buffer[: last - first] if self._into is None else self._into(index)
-            stream.fill(view)
-            self._verify(index, view)
-            self._deliver(index, view)
+            views = (buffer[: last - first],) if self._into is None else self._into(index)
+            hasher = None if self._hasher is None else self._hasher()
+            for view in views:
+                stream.fill(view, hasher)
+            whole = views[0] if len(views) == 1 else memoryview(b"")
+            self._verify(index, self._digest(whole) if hasher is None else hasher.hexdigest())
+            self._deliver(index, whole)
 
-    def _verify(self, index: int, view: memoryview) -> None:
+    def _verify(self, index: int, got: str) -> None:
         assert self._manifest.digests is not None
-        expected, got = self._manifest.digests[index], self._digest(view)
+        expected = self._manifest.digests[index]
         if got != expected:
             raise DigestMismatch(
                 f"chunk {index} of {self._endpoint.name}: its digest is {got}, its manifest says "

@@ -38,3 +38,7 @@ class RunningDigest:
     def digest(self) -> bytes:
         """The 16 bytes so far."""
         return self._state.digest()
+
+    def hexdigest(self) -> str:
+        """The same as a manifest carries it."""
+        return self._state.hexdigest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -165,6 +165,23 @@ class Targets:
         """`data` may be used again once this returns: wait for the copies out of it."""
         for device in {p.target.device for p in self._chunks[chunk] if p.on_device}:
             torch.accelerator.current_stream(device).synchronize()
+
+
+def batches(views: Iterable[memoryview], most: int) -> Iterator[list[memoryview]]:
+    """The same memory in the same order, `most` bytes at a time: cut where large, joined where
+    small.
+    """
+    batch: list[memoryview] = []
+    room = most
+    for view in views:
+        while len(view) >= room:
+            yield [*batch, view[:room]]
+            view, batch, room = view[room:], [], most
+        if view:
+            batch.append(view)
+            room -= len(view)
+    if batch:
+        yield batch
 
 
 def _fresh(count: int) -> list[memoryview]:

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 
 from backstay.digest import RunningDigest, digest, fingerprint
-from backstay.scatter import Targets
+from backstay.scatter import Targets, batches
 from backstay.shardfile import ShardIndex, read_header
 from backstay_protocol import slots
 from backstay_protocol.errors import CorruptData, DigestMismatch, Unreachable, VersionMismatch
@@ -36,6 +36,8 @@ T = TypeVar("T")
 Done = Callable[[int], None]
 
 PULL_TIMEOUT_SECONDS = 60.0
+READ_BYTES = 256 << 10
+"""One read from a file: what was read is digested while it is in the core's own cache."""
 
 
 class NoSource(Exception):
@@ -240,15 +242,20 @@ class _File:
         in_threads(chunks, work, self._threads)
 
     def _fill_straight(self, manifest: Manifest, targets: Targets, chunk: int) -> bool:
-        """One read into the targets themselves, digested there; False where they don't fit."""
+        """Read into the targets themselves, digested there; False where they don't fit."""
         start, stop = manifest.chunk(chunk)
         views = targets.views(chunk, start, stop)
-        if views is None or os.preadv(self._descriptor, views, start) != stop - start:
+        if views is None:
             return False
         seen = RunningDigest()
-        for view in views:
-            seen.update(view)
-        _expect(manifest, chunk, seen.digest().hex(), self._path)
+        for some in batches(views, READ_BYTES):
+            num_bytes = sum(map(len, some))
+            if os.preadv(self._descriptor, some, start) != num_bytes:
+                return False
+            start += num_bytes
+            for view in some:
+                seen.update(view)
+        _expect(manifest, chunk, seen.hexdigest(), self._path)
         return True
 
     def _read(self, start: int, view: memoryview) -> None:
@@ -269,14 +276,20 @@ class _Remote:
     def fill(self, manifest: Manifest, targets: Targets, chunks: list[int], done: Done) -> None:
         buffers = _Buffers(manifest, targets.on_device)
 
-        def into(chunk: int) -> memoryview:
+        def into(chunk: int) -> list[memoryview]:
             start, stop = manifest.chunk(chunk)
-            return buffers.mine()[: stop - start]
+            views = targets.views(chunk, start, stop)
+            if views is None:
+                return [buffers.mine()[: stop - start]]
+            straight.add(chunk)
+            return views
 
         def deliver(chunk: int, data: memoryview) -> None:
-            targets.fill(chunk, manifest.chunk(chunk)[0], data)
+            if chunk not in straight:
+                targets.fill(chunk, manifest.chunk(chunk)[0], data)
             done(chunk)
 
+        straight: set[int] = set()
         pull(
             self._endpoint,
             manifest,
@@ -284,6 +297,7 @@ class _Remote:
             deliver,
             chunks=chunks,
             into=into,
+            hasher=RunningDigest,
             threads=self._threads,
             timeout=PULL_TIMEOUT_SECONDS,
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 
@@ -26,6 +27,7 @@ from backstay_protocol.pull import (
     SPAN_BYTES,
     Connection,
     Endpoint,
+    Hasher,
     RangeReader,
     _spans,
     exchange,
@@ -40,6 +42,10 @@ CHUNK = 64 << 10
 
 def digest(view: memoryview | bytes) -> str:
     return hashlib.blake2b(view, digest_size=16).hexdigest()
+
+
+def hasher() -> Hasher:
+    return hashlib.blake2b(digest_size=16)
 
 
 def manifest_of(data: bytes, chunk: int = CHUNK) -> Manifest:
@@ -204,15 +210,58 @@ def test_neighbouring_chunks_share_a_request(endpoint: Endpoint, served: Served)
     assert len(served.ranges) < served.manifest.num_chunks
 
 
-def test_bytes_go_straight_into_the_callers_memory(endpoint: Endpoint, served: Served) -> None:
+@pytest.mark.parametrize("num_pieces", [1, 3])
+def test_bytes_go_straight_into_the_callers_memory(
+    endpoint: Endpoint, served: Served, num_pieces: int
+) -> None:
     manifest, memory = served.manifest, bytearray(len(served.data))
+    delivered: dict[int, int] = {}
 
-    def into(index: int) -> memoryview:
+    def into(index: int) -> list[memoryview]:
         start, stop = manifest.chunk(index)
-        return memoryview(memory)[start:stop]
+        view = memoryview(memory)[start:stop]
+        cuts = [len(view) * i // num_pieces for i in range(num_pieces + 1)]
+        return [view[a:b] for a, b in pairwise(cuts)]
 
-    pull(endpoint, manifest, digest, lambda *_: None, into=into)
+    def deliver(index: int, data: memoryview) -> None:
+        delivered[index] = len(data)
+
+    served.drop_after = lambda: 50_000
+    pull(endpoint, manifest, digest, deliver, into=into, hasher=hasher)
     assert memory == served.data
+    assert sorted(delivered) == list(range(manifest.num_chunks))
+    assert any(delivered.values()) is (num_pieces == 1)
+
+
+def test_a_bad_chunk_that_was_read_in_pieces_is_not_delivered(
+    endpoint: Endpoint, served: Served
+) -> None:
+    manifest, memory = served.manifest, bytearray(len(served.data))
+    served.data = bytes(len(served.data))
+
+    def into(index: int) -> list[memoryview]:
+        start, stop = manifest.chunk(index)
+        return [memoryview(memory)[start : start + 7], memoryview(memory)[start + 7 : stop]]
+
+    delivered: list[int] = []
+    with pytest.raises(DigestMismatch, match="chunk 0"):
+        pull(
+            endpoint,
+            manifest,
+            digest,
+            lambda index, _: delivered.append(index),
+            into=into,
+            hasher=hasher,
+            threads=1,
+        )
+    assert delivered == []
+
+
+def test_pieces_without_a_hasher_are_the_callers_mistake(
+    endpoint: Endpoint, served: Served
+) -> None:
+    with pytest.raises(ValueError, match="hasher"):
+        pull(endpoint, served.manifest, digest, lambda *_: None, into=lambda _: [])
 
 
 def test_an_unsealed_manifest_is_the_callers_mistake(endpoint: Endpoint, served: Served) -> None:

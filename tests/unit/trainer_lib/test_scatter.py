@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstay.scatter import Piece, Targets
+from backstay.scatter import Piece, Targets, batches
 
 
 def file_of(tensor: torch.Tensor, start: int) -> bytearray:
@@ -78,3 +78,16 @@ def test_a_parameter_that_requires_grad_is_filled_in_place() -> None:
     deliver(targets, file_of(saved, 0), 32)
 
     assert torch.equal(parameter[:, :3], saved[:, 1:])
+
+
+@given(st.lists(st.integers(0, 40), max_size=20), st.integers(1, 30))
+def test_batches_are_the_same_memory_in_order_cut_to_size(lengths: list[int], most: int) -> None:
+    memory = memoryview(bytearray(range(256)) * 4)
+    views, at = [], 0
+    for length in lengths:
+        views.append(memory[at : at + length])
+        at += length
+    found = list(batches(views, most))
+    assert b"".join(view for batch in found for view in batch) == memory[:at]
+    assert all(sum(map(len, batch)) == most for batch in found[:-1])
+    assert all(0 < sum(map(len, batch)) <= most for batch in found)
