@@ -231,8 +231,11 @@ def _creation_unfinished(case: _Case) -> Plan | None:
     ]
     if not unfinished:
         return None
-    why = "an earlier creation was interrupted"
-    return _creations(record, unfinished, names.REASON_CREATION_UNFINISHED, why, {})
+    reason, why = names.REASON_CREATION_UNFINISHED, "an earlier creation was interrupted"
+    if observed.troubles:  # it was refused: say so for as long as it is
+        reason, why = observed.troubles[0].reason, observed.troubles[0].message
+    near = {r: record.pods[r].node for r in unfinished if record.pods[r].node}
+    return _creations(record, unfinished, reason, why, near)
 
 
 def _has_lost_pods(case: _Case) -> Plan | None:
@@ -470,7 +473,11 @@ def _create(
     replicas = list(replicas)
     for replica in replicas:
         old = record.pods.get(replica)
-        pod = PodRecord(generation=record.generation + 1, replaces=old.generation if old else 0)
+        pod = PodRecord(
+            generation=record.generation + 1,
+            replaces=old.generation if old else 0,
+            node=(near or {}).get(replica, ""),
+        )
         record = replace(record.with_pod(replica, pod), generation=pod.generation)
     return _creations(record, replicas, reason, message, near or {}, whys)
 
