@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from backstay_operator.metrics import Metrics as OperatorMetrics
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_sidecar.metrics import Metrics
 from support.rendered_chart import objects, the
@@ -17,20 +18,16 @@ ON: dict[str, Any] = {
         name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")
     }
 }
-OPERATOR = {
-    "backstay_operator_reconcile_seconds_bucket",
-    "backstay_operator_reconcile_errors_total",
-    "backstay_operator_queue_depth",
-    "backstay_operator_jobs",
-}
 NAME = re.compile(r"\bbackstay_[a-z_]+")
 
 
 def known() -> set[str]:
     """Names as Prometheus sees them."""
-    found = set(OPERATOR)
-    for family in Metrics(SYSTEM_CLOCK).registry.collect():
-        found.add(f"{family.name}_total" if family.type == "counter" else family.name)
+    found = set()
+    for registry in (Metrics(SYSTEM_CLOCK).registry, OperatorMetrics().registry):
+        for family in registry.collect():
+            ending = {"counter": "_total", "histogram": "_bucket"}.get(family.type, "")
+            found.add(f"{family.name}{ending}")
     return found
 
 

@@ -9,24 +9,24 @@ from support.rendered_chart import CHART, NAMESPACE, objects, the
 
 JOBS = {
     ("backstay.dev", "trainingjobs", "get list watch patch delete"),
-    ("backstay.dev", "trainingjobs/status", "get patch"),
+    ("backstay.dev", "trainingjobs/status", "patch"),
     ("", "pods", "get list watch create patch delete"),
-    ("", "services", "get create patch delete"),
-    ("", "configmaps", "get create patch delete"),
+    ("", "services", "create patch"),
+    ("", "configmaps", "create patch"),
     ("", "secrets", "get create delete"),
-    ("", "persistentvolumeclaims", "get create"),
-    ("policy", "poddisruptionbudgets", "get list create patch delete"),
-    ("networking.k8s.io", "networkpolicies", "get create patch delete"),
+    ("", "persistentvolumeclaims", "create"),
+    ("policy", "poddisruptionbudgets", "create patch"),
+    ("networking.k8s.io", "networkpolicies", "create patch"),
     ("events.k8s.io", "events", "create patch"),
 }
 CLUSTER = {
-    ("", "nodes", "get list watch"),
+    ("", "nodes", "list watch"),
     ("apiextensions.k8s.io", "customresourcedefinitions trainingjobs.backstay.dev", "get"),
     ("", "namespaces kube-system", "get"),
 }
 LEASE = {
     ("coordination.k8s.io", "leases", "create"),
-    ("coordination.k8s.io", "leases backstay-operator", "get update patch"),
+    ("coordination.k8s.io", "leases backstay-operator", "get update"),
 }
 
 

@@ -4,38 +4,39 @@
 - apiGroups: [backstay.dev]
   resources: [trainingjobs]
   verbs: [get, list, watch]
-# a job whose time to live is over is deleted; its last durable step is written as annotation
+# a job whose time to live is over is deleted; its last durable step and time are annotations, for schedulers
 - apiGroups: [backstay.dev]
   resources: [trainingjobs]
   verbs: [patch, delete]
 # what the operator tells of a job
 - apiGroups: [backstay.dev]
   resources: [trainingjobs/status]
-  verbs: [get, patch]
+  verbs: [patch]
 # a job's pods: made with fixed names, deleted with their uid, taken out of selectors before a force-deletion
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, patch, delete]
-# a job's headless Service and topology
+# a job's headless Service and topology, by server-side apply; they go with their job
 - apiGroups: [""]
   resources: [services, configmaps]
-  verbs: [get, create, patch, delete]
-# a job's token. Never list or watch: the operator knows the names, and sees no other Secret by chance
+  verbs: [create, patch]
+# a job's token, made anew when it is of an earlier job of that name. Never list or watch: the operator knows the
+# names, and sees no other Secret by chance
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, delete]
-# claims of the local tier with the volume pvc: made once per replica, kept for the next pod
+# claims of the local tier with the volume pvc: made once per replica, used again by the next pod
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [get, create]
-# a job's disruption budget; other budgets are looked for, since two on one pod make evictions fail
+  verbs: [create]
+# a job's disruption budget, by server-side apply; it goes with its job
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, list, create, patch, delete]
-# a job's network policy
+  verbs: [create, patch]
+# a job's network policy, by server-side apply; it goes with its job
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, create, patch, delete]
+  verbs: [create, patch]
 # what happened to a job, for people; repeated ones are counted up
 - apiGroups: [events.k8s.io]
   resources: [events]
