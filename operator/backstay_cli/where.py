@@ -1,4 +1,5 @@
-"""Where a command shall look: a sidecar that is named, a bucket, or a local job (found by itself).
+"""Where a command shall look: a TrainingJob in a cluster, a sidecar that is named, a bucket, or a
+local job (found by itself).
 
 For a stopped local job with an embedded store the store is started for as long as the command
 reads, under the same shim as in a run, so that nothing of it stays.
@@ -7,12 +8,15 @@ reads, under the same shim as in a run, so that nothing of it stays.
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -23,15 +27,20 @@ from backstay_cli.catalog import (
     DiskCatalog,
     SidecarCatalog,
 )
+from backstay_cli.cluster import ClusterJob, Kubectl
 from backstay_cli.credentials import credentials
-from backstay_cli.errors import UsageError
+from backstay_cli.errors import NotFound, UsageError
 from backstay_cli.find import LocalJob, choose_job
 from backstay_cli.local import machine
 from backstay_cli.local.store import EmbeddedStore
+from backstay_cli.output import told_errors
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.names import ENV_TOKEN, PORT_API
 
 T = TypeVar("T")
+
+ENV_CLUSTER = "BACKSTAY_CLUSTER"
+"""Set: look into a cluster although no option says so (`kubectl backstay` sets it)."""
 
 AddressOption = Annotated[
     str, typer.Option("--address", help="host[:port] of any sidecar of a running job.")
@@ -39,7 +48,16 @@ AddressOption = Annotated[
 TokenOption = Annotated[
     str, typer.Option("--token", envvar=ENV_TOKEN, help="The job's token.", show_default=False)
 ]
-JobOption = Annotated[str, typer.Option("--job", help="A local job: NAME or NAMESPACE/NAME.")]
+JobOption = Annotated[
+    str, typer.Option("--job", help="A local job: NAME or NAMESPACE/NAME; in a cluster: NAME.")
+]
+NamespaceOption = Annotated[
+    str, typer.Option("-n", "--namespace", help="A TrainingJob in a cluster: its namespace.")
+]
+ContextOption = Annotated[str, typer.Option("--context", help="kubectl's context.")]
+KubeconfigOption = Annotated[
+    str, typer.Option("--kubeconfig", help="kubectl's file; default: KUBECONFIG, ~/.kube/config.")
+]
 StateDirOption = Annotated[
     Path | None, typer.Option("--state-dir", help="A local job, by its state folder.")
 ]
@@ -52,7 +70,8 @@ PrefixOption = Annotated[str, typer.Option("--prefix", help="The job's prefix in
 RegionOption = Annotated[str, typer.Option("--region", help="The bucket's region.")]
 
 WHERE_HELP = (
-    "Where to look: --address of a sidecar (token in BACKSTAY_TOKEN); or --bucket with --endpoint "
+    "Where to look: -n NAMESPACE (or --context, --kubeconfig) for a TrainingJob in a cluster, by "
+    "kubectl; --address of a sidecar (token in BACKSTAY_TOKEN); or --bucket with --endpoint "
     "and --run (keys in BACKSTAY_S3_ACCESS_KEY and BACKSTAY_S3_SECRET_KEY, or AWS_ACCESS_KEY_ID "
     "and AWS_SECRET_ACCESS_KEY); else a local job: the one that runs, --job or --state-dir."
 )
@@ -62,32 +81,83 @@ WHERE_HELP = (
 class Where:
     """The options that say where to look."""
 
-    address: str = ""
-    token: str = ""
-    job: str = ""
-    state_dir: Path | None = None
-    bucket: str = ""
-    endpoint: str = ""
-    run: str = ""
-    prefix: str = ""
-    region: str = "us-east-1"
+    address: AddressOption = ""
+    token: TokenOption = ""
+    job: JobOption = ""
+    namespace: NamespaceOption = ""
+    context: ContextOption = ""
+    kubeconfig: KubeconfigOption = ""
+    state_dir: StateDirOption = None
+    bucket: BucketOption = ""
+    endpoint: EndpointOption = ""
+    run: RunOption = ""
+    prefix: PrefixOption = ""
+    region: RegionOption = "us-east-1"
 
     def __post_init__(self) -> None:
-        named = [
-            option
-            for option, value in (
-                ("--address", self.address),
-                ("--bucket", self.bucket),
-                ("--job or --state-dir", self.job or self.state_dir),
-            )
-            if value
-        ]
+        places = {
+            "--address": self.address,
+            "--bucket": self.bucket,
+            "-n, --context or --kubeconfig": self.namespace or self.context or self.kubeconfig,
+            "--state-dir": self.state_dir,
+        }
+        named = [option for option, value in places.items() if value]
+        if self.job and (self.address or self.bucket or self.state_dir):
+            named.append("--job")
         if len(named) > 1:
             raise UsageError(f"{' and '.join(named)} exclude each other", WHERE_HELP)
         if self.bucket and not (self.endpoint and self.run):
             raise UsageError("--bucket needs --endpoint and --run", WHERE_HELP)
         if self.run and self.run.count("/") != 1:
             raise UsageError(f"--run: got {self.run!r}; expected NAMESPACE/RUN NAME")
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether a TrainingJob in a cluster is meant."""
+        if self.namespace or self.context or self.kubeconfig:
+            return True
+        return bool(os.environ.get(ENV_CLUSTER)) and not (
+            self.address or self.bucket or self.state_dir
+        )
+
+    def cluster_job(self) -> ClusterJob:
+        """The TrainingJob that is meant. Raises CommandError."""
+        kubectl = Kubectl(
+            namespace=self.namespace, context=self.context, kubeconfig=self.kubeconfig
+        )
+        return ClusterJob(kubectl, self.job)
+
+
+def located(command: Callable[..., None], *leave_out: str) -> Callable[..., None]:
+    """Give a command the options of Where, but for those left out; it takes them as `where`."""
+    hints = inspect.get_annotations(Where, eval_str=True)
+    named = [field for field in fields(Where) if field.name not in leave_out]
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in named
+    ]
+    own = inspect.signature(command, eval_str=True)
+    others = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in own.parameters.values()
+        if parameter.name != "where"
+    ]
+
+    @functools.wraps(command)
+    def with_where(**given: Any) -> None:
+        with told_errors():
+            where = Where(**{field.name: given.pop(field.name) for field in named})
+            command(where=where, **given)
+
+    parameters = [*others, *options]
+    with_where.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_where.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_where
 
 
 def with_catalog(where: Where, work: Callable[[Catalog, threading.Event], T]) -> T:
@@ -110,7 +180,10 @@ async def _with_catalog(where: Where, work: Callable[[Catalog, threading.Event],
 
 @asynccontextmanager
 async def _opened(where: Where) -> AsyncIterator[Catalog]:
-    if where.address:
+    if where.in_cluster:
+        with where.cluster_job() as found:
+            yield cluster_catalog(found)
+    elif where.address:
         yield SidecarCatalog(where.address, _token(where.token))
     elif where.bucket:
         keys = credentials()
@@ -126,6 +199,30 @@ def _token(given: str) -> str:
     if not given:
         raise UsageError("no token for the sidecar", f"set {ENV_TOKEN} to the job's token")
     return given
+
+
+def cluster_catalog(job: ClusterJob) -> Catalog:
+    """Through the job's sidecars while it runs, else from its bucket. Raises NotFound."""
+    if job.runs:
+        return SidecarCatalog(job.address(), job.token(), job.reach)
+    checkpoint = job.tree["spec"]["checkpoint"]
+    remote = checkpoint.get("remote")
+    if not remote:
+        raise NotFound(
+            f"{job.namespace}/{job.name}: no pod of it runs, and it has no remote tier to read from"
+        )
+    secret = remote.get("credentialsSecret")
+    keys = job.secret(secret) if secret else {}
+    found = (keys.get("accessKey", ""), keys.get("secretKey", ""), keys.get("sessionToken", ""))
+    run = f"{job.namespace}/{checkpoint.get('runName') or job.name}"
+    return _catalog(
+        remote["endpoint"],
+        remote["bucket"],
+        remote.get("region", "us-east-1"),
+        found if secret else credentials(),
+        run,
+        remote.get("prefix", ""),
+    )
 
 
 @asynccontextmanager

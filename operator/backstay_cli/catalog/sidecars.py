@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from backstay_protocol.messages import (
     CheckpointStatus,
     ErrorReply,
     JobView,
+    ReplicaView,
 )
 from backstay_protocol.names import (
     LOCAL,
@@ -63,13 +64,19 @@ class SidecarSource:
 class SidecarCatalog:
     """One job, asked through one of its sidecars."""
 
-    def __init__(self, address: str, token: str) -> None:
-        """`address`: `host[:port]` or a URL of any sidecar; the leader's knows all others."""
+    def __init__(
+        self, address: str, token: str, reach: Callable[[ReplicaView], str] | None = None
+    ) -> None:
+        """`address`: `host[:port]` or a URL of any sidecar; the leader's knows all others. `reach`
+        gives the URL by which another one is reached from here, or an empty text; without it, its
+        own address is.
+        """
         base = address if "://" in address else f"http://{address}"
         if base.rpartition("]")[2].count(":") < (2 if "]" not in base else 1):
             base = f"{base}:{PORT_API}"
         self._base = base.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
+        self._reach = reach or (lambda view: f"http://{view.address}" if view.address else "")
         self._peers: dict[str, str] | None = None
 
     @property
@@ -111,7 +118,7 @@ class SidecarCatalog:
             self._peers = {"?": self._base}
             with contextlib.suppress(Refused):
                 replicas = sorted(self.job().replicas, key=lambda replica: replica.replica)
-                known = {str(r.replica): f"http://{r.address}" for r in replicas if r.address}
+                known = {str(r.replica): url for r in replicas if (url := self._reach(r))}
                 self._peers = known or self._peers
         return self._peers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 
 import typer
@@ -10,25 +11,16 @@ from backstay_cli.catalog import SidecarCatalog
 from backstay_cli.errors import UsageError
 from backstay_cli.find import LocalJob, choose_job
 from backstay_cli.local.state import LocalStatus
-from backstay_cli.output import Format, OutputOption, print_json, print_table, told_errors
-from backstay_cli.where import (
-    WHERE_HELP,
-    AddressOption,
-    BucketOption,
-    EndpointOption,
-    JobOption,
-    PrefixOption,
-    RegionOption,
-    RunOption,
-    StateDirOption,
-    TokenOption,
-    Where,
-    with_catalog,
-)
+from backstay_cli.output import Format, OutputOption, print_json, print_table
+from backstay_cli.where import WHERE_HELP, Where, with_catalog
 from backstay_operator.api.quantity import format_bytes
 from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.errors import Unreachable
 from backstay_protocol.messages import CheckpointList, CheckpointStatus, JobView
 from backstay_protocol.names import PORT_API, TIERS
+
+_MESSAGE = 120
+"""Characters of a condition that a table shows."""
 
 CHECKPOINTS_HELP = f"""List a run's checkpoints, newest first: where they are complete, how safe.
 
@@ -41,46 +33,26 @@ CHECKPOINTS_HELP = f"""List a run's checkpoints, newest first: where they are co
       backstay checkpoints --bucket models --endpoint https://s3.example.org --run team/gpt
     """
 
-STATUS_HELP = """Show how a job does: phase, step, attempt, tiers, replicas.
+STATUS_HELP = f"""Show how a job does: phase, step, attempt, tiers, replicas.
+
+    {WHERE_HELP}
 
     \b
     Examples:
       backstay status
       backstay status --job my-job -o json
       backstay status --address 10.0.0.7:7070
+      backstay status -n team --job gpt
     """
 
 
-def checkpoints(
-    address: AddressOption = "",
-    token: TokenOption = "",
-    job: JobOption = "",
-    state_dir: StateDirOption = None,
-    bucket: BucketOption = "",
-    endpoint: EndpointOption = "",
-    run: RunOption = "",
-    prefix: PrefixOption = "",
-    region: RegionOption = "us-east-1",
-    output: OutputOption = Format.TEXT,
-) -> None:
+def checkpoints(where: Where, output: OutputOption = Format.TEXT) -> None:
     """List checkpoints."""
-    with told_errors():
-        where = Where(
-            address=address,
-            token=token,
-            job=job,
-            state_dir=state_dir,
-            bucket=bucket,
-            endpoint=endpoint,
-            run=run,
-            prefix=prefix,
-            region=region,
-        )
-        found = with_catalog(where, lambda catalog, cancel: catalog.checkpoints())
-        if output is Format.JSON:
-            print_json(found)
-        else:
-            _print_checkpoints(found)
+    found = with_catalog(where, lambda catalog, cancel: catalog.checkpoints())
+    if output is Format.JSON:
+        print_json(found)
+    else:
+        _print_checkpoints(found)
 
 
 def _print_checkpoints(found: CheckpointList) -> None:
@@ -116,29 +88,47 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def status(
-    address: AddressOption = "",
-    token: TokenOption = "",
-    job: JobOption = "",
-    state_dir: StateDirOption = None,
-    output: OutputOption = Format.TEXT,
-) -> None:
+def status(where: Where, output: OutputOption = Format.TEXT) -> None:
     """Show a job."""
-    with told_errors():
-        if address:
-            if job or state_dir:
-                raise UsageError("--address and --job or --state-dir exclude each other")
-            if not token:
-                raise UsageError("no token for the sidecar", "set BACKSTAY_TOKEN")
-            _show_view(SidecarCatalog(address, token).job(), output)
-            return
-        found = choose_job(job, state_dir, running=None)
-        if found.running:
-            _show_view(_catalog(found).job(), output)
-        elif output is Format.JSON:
-            print_json(found.status)
-        else:
-            _print_stopped(found.status)
+    if where.in_cluster:
+        _show_cluster_job(where, output)
+        return
+    if where.address:
+        if not where.token:
+            raise UsageError("no token for the sidecar", "set BACKSTAY_TOKEN")
+        _show_view(SidecarCatalog(where.address, where.token).job(), output)
+        return
+    found = choose_job(where.job, where.state_dir, running=None)
+    if found.running:
+        _show_view(_catalog(found).job(), output)
+    elif output is Format.JSON:
+        print_json(found.status)
+    else:
+        _print_stopped(found.status)
+
+
+def _show_cluster_job(where: Where, output: Format) -> None:
+    """What the operator wrote, and what the leader says while it can be reached."""
+    with where.cluster_job() as job:
+        view = None
+        if job.runs:
+            catalog = SidecarCatalog(job.address(), job.token())
+            with contextlib.suppress(Unreachable):
+                view = catalog.job()
+    if output is Format.JSON:
+        print_json({"status": job.status, "job": view})
+        return
+    conditions = job.status.get("conditions") or []
+    print_table(
+        f"{job.namespace}/{job.name}: {job.status.get('reason') or 'not seen by the operator yet'}",
+        ("CONDITION", "STATUS", "REASON", "MESSAGE"),
+        [
+            (c["type"], c["status"], c.get("reason", ""), c.get("message", "")[:_MESSAGE])
+            for c in conditions
+        ],
+    )
+    if view is not None:
+        _show_view(view, output)
 
 
 def _catalog(job: LocalJob) -> SidecarCatalog:

@@ -21,21 +21,8 @@ from backstay_cli.catalog import Catalog, select
 from backstay_cli.check import GOOD, CopyVerdict, Verdict, verify_everywhere, verify_folder
 from backstay_cli.errors import UsageError
 from backstay_cli.fetch import Pulled, fetch
-from backstay_cli.output import Format, OutputOption, print_json, print_table, told_errors
-from backstay_cli.where import (
-    WHERE_HELP,
-    AddressOption,
-    BucketOption,
-    EndpointOption,
-    JobOption,
-    PrefixOption,
-    RegionOption,
-    RunOption,
-    StateDirOption,
-    TokenOption,
-    Where,
-    with_catalog,
-)
+from backstay_cli.output import Format, OutputOption, print_json, print_table
+from backstay_cli.where import WHERE_HELP, Where, with_catalog
 from backstay_operator.api.quantity import format_bytes
 
 PULL_HELP = f"""Copy a checkpoint into a folder, every chunk verified, all or nothing.
@@ -51,6 +38,7 @@ PULL_HELP = f"""Copy a checkpoint into a folder, every chunk verified, all or no
     Examples:
       backstay pull --step latest --out ./checkpoint
       backstay pull --step 1200 --out ./step-1200 --job my-job
+      backstay pull --out ./checkpoint -n team --job gpt
       backstay pull --out ./checkpoint --bucket models --endpoint https://s3.example.org
         --run team/gpt
     """
@@ -77,57 +65,37 @@ ThreadsOption = Annotated[int, typer.Option("--threads", min=1, max=64, help="Re
 
 
 def pull(
+    where: Where,
     out: Annotated[Path, typer.Option("--out", help="The folder to make.")],
     step: StepOption = "latest",
     uncommitted: UncommittedOption = False,
     threads: ThreadsOption = 8,
-    address: AddressOption = "",
-    token: TokenOption = "",
-    job: JobOption = "",
-    state_dir: StateDirOption = None,
-    bucket: BucketOption = "",
-    endpoint: EndpointOption = "",
-    run: RunOption = "",
-    prefix: PrefixOption = "",
-    region: RegionOption = "us-east-1",
     output: OutputOption = Format.TEXT,
 ) -> None:
     """Pull a checkpoint."""
-    with told_errors():
-        where = Where(
-            address=address,
-            token=token,
-            job=job,
-            state_dir=state_dir,
-            bucket=bucket,
-            endpoint=endpoint,
-            run=run,
-            prefix=prefix,
-            region=region,
-        )
 
-        def work(catalog: Catalog, cancel: threading.Event) -> Pulled:
-            found = catalog.checkpoints()
-            status = select(found, step, uncommitted=uncommitted or not catalog.committed_only)
-            with _progress(output) as bar:
-                task = bar.add_task(f"step {status.checkpoint.step}", total=status.size or None)
-                return fetch(
-                    catalog,
-                    status,
-                    found.run,
-                    out.absolute(),
-                    progress=lambda done, total: bar.update(
-                        task, completed=done, total=max(total, status.size)
-                    ),
-                    cancel=cancel,
-                    threads=threads,
-                )
+    def work(catalog: Catalog, cancel: threading.Event) -> Pulled:
+        found = catalog.checkpoints()
+        status = select(found, step, uncommitted=uncommitted or not catalog.committed_only)
+        with _progress(output) as bar:
+            task = bar.add_task(f"step {status.checkpoint.step}", total=status.size or None)
+            return fetch(
+                catalog,
+                status,
+                found.run,
+                out.absolute(),
+                progress=lambda done, total: bar.update(
+                    task, completed=done, total=max(total, status.size)
+                ),
+                cancel=cancel,
+                threads=threads,
+            )
 
-        pulled = with_catalog(where, work)
-        if output is Format.JSON:
-            print_json(pulled)
-        else:
-            _tell_pulled(pulled, out)
+    pulled = with_catalog(where, work)
+    if output is Format.JSON:
+        print_json(pulled)
+    else:
+        _tell_pulled(pulled, out)
 
 
 def _progress(output: Format) -> Progress:
@@ -155,54 +123,34 @@ def _tell_pulled(pulled: Pulled, out: Path) -> None:
 
 
 def verify(
+    where: Where,
     folder: Annotated[Path | None, typer.Argument(help="A pulled folder.")] = None,
     step: StepOption = "",
     threads: ThreadsOption = 8,
-    address: AddressOption = "",
-    token: TokenOption = "",
-    job: JobOption = "",
-    state_dir: StateDirOption = None,
-    bucket: BucketOption = "",
-    endpoint: EndpointOption = "",
-    run: RunOption = "",
-    prefix: PrefixOption = "",
-    region: RegionOption = "us-east-1",
     output: OutputOption = Format.TEXT,
 ) -> None:
     """Verify a checkpoint."""
-    with told_errors():
-        where = Where(
-            address=address,
-            token=token,
-            job=job,
-            state_dir=state_dir,
-            bucket=bucket,
-            endpoint=endpoint,
-            run=run,
-            prefix=prefix,
-            region=region,
+    elsewhere = where != Where(token=where.token)
+    if folder is not None and (step or elsewhere):
+        raise UsageError("give a folder, or --step and where to look; not both")
+    if folder is not None:
+        verdict = verify_folder(folder, _ignore)
+    else:
+        verdict = with_catalog(
+            where,
+            lambda catalog, cancel: verify_everywhere(
+                catalog,
+                select(catalog.checkpoints(), step or "latest"),
+                _ignore,
+                cancel=cancel,
+                threads=threads,
+            ),
         )
-        elsewhere = where != Where(token=token)
-        if folder is not None and (step or elsewhere):
-            raise UsageError("give a folder, or --step and where to look; not both")
-        if folder is not None:
-            verdict = verify_folder(folder, _ignore)
-        else:
-            verdict = with_catalog(
-                where,
-                lambda catalog, cancel: verify_everywhere(
-                    catalog,
-                    select(catalog.checkpoints(), step or "latest"),
-                    _ignore,
-                    cancel=cancel,
-                    threads=threads,
-                ),
-            )
-        if output is Format.JSON:
-            print_json(verdict)
-        else:
-            _tell_verdict(verdict)
-        raise typer.Exit(verdict.exit_code)
+    if output is Format.JSON:
+        print_json(verdict)
+    else:
+        _tell_verdict(verdict)
+    raise typer.Exit(verdict.exit_code)
 
 
 def _ignore(copy: CopyVerdict) -> None:

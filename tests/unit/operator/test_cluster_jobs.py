@@ -1,0 +1,79 @@
+"""Which pods and errors of a cluster the command takes for what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backstay_cli.cluster import _only, _refusal, current_pods
+from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
+from backstay_cli.where import ENV_CLUSTER, Where
+
+
+def pod(replica: int, generation: int, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
+    labels = {
+        "backstay.dev/replica-index": str(replica),
+        "backstay.dev/generation": str(generation),
+    }
+    name = f"gpt-{replica}-{generation}"
+    return {
+        "metadata": {"name": name, "labels": labels, **metadata},
+        "status": {"phase": phase},
+    }
+
+
+def test_the_newest_running_pod_of_each_replica_counts() -> None:
+    pods = [
+        pod(1, 7),
+        pod(0, 7),
+        pod(0, 9),
+        pod(0, 12, "Pending"),
+        pod(2, 7, deletionTimestamp="2026-11-30T00:00:00Z"),
+    ]
+    assert current_pods(pods) == {0: "gpt-0-9", 1: "gpt-1-7"}
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ('Error from server (NotFound): trainingjobs.backstay.dev "x" not found', NotFound),
+        ('error: the server doesn\'t have a resource type "trainingjobs"', NotFound),
+        ("The connection to the server 127.0.0.1:1 was refused", NoAnswer),
+        ("Error from server (Forbidden): secrets is forbidden", CommandError),
+    ],
+)
+def test_what_kubectl_says_becomes_the_documented_exit_code(
+    words: str, kind: type[CommandError]
+) -> None:
+    error = _refusal(words)
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_without_a_name_the_only_job_is_meant() -> None:
+    one = {"metadata": {"name": "gpt"}}
+    assert _only({"items": [one]}) is one
+    with pytest.raises(NotFound, match="no TrainingJob"):
+        _only({"items": []})
+    with pytest.raises(UsageError, match="several TrainingJobs: gpt, gpt"):
+        _only({"items": [one, one]})
+
+
+def test_places_exclude_each_other() -> None:
+    for places in ({"address": "a"}, {"bucket": "b", "endpoint": "e", "run": "n/r"}):
+        with pytest.raises(UsageError, match="exclude each other"):
+            Where(namespace="team", **places)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--job exclude"):
+        Where(address="a", job="gpt")
+    assert Where(namespace="team", job="gpt").in_cluster
+
+
+def test_as_kubectls_plugin_the_cluster_is_meant_unless_another_place_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not Where().in_cluster
+    monkeypatch.setenv(ENV_CLUSTER, "1")
+    assert Where().in_cluster
+    assert Where(job="gpt").in_cluster
+    assert not Where(address="a").in_cluster
