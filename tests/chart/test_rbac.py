@@ -24,6 +24,7 @@ CLUSTER = {
     ("apiextensions.k8s.io", "customresourcedefinitions trainingjobs.backstay.dev", "get"),
     ("", "namespaces kube-system", "get"),
 }
+EVERYWHERE = {("apiextensions.k8s.io", "customresourcedefinitions", "list watch")}
 LEASE = {
     ("coordination.k8s.io", "leases", "create"),
     ("coordination.k8s.io", "leases backstay-operator", "get update"),
@@ -44,7 +45,7 @@ def rules(role: dict[str, Any]) -> set[tuple[str, str, str]]:
 
 def test_for_all_namespaces_there_is_one_cluster_role() -> None:
     trees = objects()
-    assert rules(the("ClusterRole", trees, "backstay-operator")) == JOBS | CLUSTER
+    assert rules(the("ClusterRole", trees, "backstay-operator")) == JOBS | CLUSTER | EVERYWHERE
     assert rules(the("Role", trees, "backstay-operator-lease")) == LEASE
     binding = the("ClusterRoleBinding", trees)
     assert binding["subjects"] == [
@@ -67,7 +68,7 @@ def test_with_a_list_of_namespaces_jobs_are_out_of_reach_elsewhere() -> None:
 
 def test_a_cluster_with_a_name_needs_no_look_at_kube_system() -> None:
     role = the("ClusterRole", objects({"clusterName": "lab"}), "backstay-operator")
-    assert rules(role) == JOBS | CLUSTER - {("", "namespaces kube-system", "get")}
+    assert rules(role) == JOBS | EVERYWHERE | CLUSTER - {("", "namespaces kube-system", "get")}
 
 
 def test_nothing_reaches_roles_tokens_or_shells_and_no_secret_is_listed() -> None:

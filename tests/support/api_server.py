@@ -7,6 +7,7 @@ the caller; nothing is kept.
 from __future__ import annotations
 
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -33,9 +34,10 @@ class Answer:
 class ApiServer:
     """Calls to a running one, as cluster administrator or as somebody who is impersonated."""
 
-    def __init__(self, client: httpx.Client) -> None:
-        """`client`: with address and token."""
+    def __init__(self, client: httpx.Client, authority: Path) -> None:
+        """`client`: with address and token; `authority`: who signed its certificate."""
         self._client = client
+        self.authority = authority
 
     def call(
         self,
@@ -61,11 +63,19 @@ class ApiServer:
         assert answer.code < 300, answer.tree
         return answer.tree
 
-    def until(self, true: Callable[[], bool], what: str) -> None:
-        """Wait, bounded."""
+    @property
+    def address(self) -> str:
+        """`https://127.0.0.1:<port>`."""
+        return str(self._client.base_url)
+
+    def until(
+        self, true: Callable[[], bool], what: str, words: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Wait, bounded; `words`: what to tell besides when the time is over."""
         deadline = time.monotonic() + START_SECONDS
         while not true():
-            assert time.monotonic() < deadline, f"not within {START_SECONDS:g} s: {what}"
+            in_time = time.monotonic() < deadline
+            assert in_time, f"not within {START_SECONDS:g} s: {what}\n{words()}"
             time.sleep(0.1)
 
 
@@ -77,15 +87,17 @@ def running(programs: Path, folder: Path) -> Iterator[ApiServer]:
     with ExitStack() as stack:
         _start(stack, folder, _etcd(programs, folder, client_port, peer_port))
         _start(stack, folder, _server(programs, folder, client_port, port))
+        authority = folder / "certificates" / "apiserver.crt"
+        _wait_for(authority)
         client = httpx.Client(
             base_url=f"https://127.0.0.1:{port}",
             headers={"Authorization": f"Bearer {TOKEN}"},
-            verify=False,
+            verify=ssl.create_default_context(cafile=str(authority)),
             timeout=30,
         )
         stack.enter_context(client)
         _wait(client, folder)
-        yield ApiServer(client)
+        yield ApiServer(client, authority)
 
 
 def _etcd(programs: Path, folder: Path, client_port: int, peer_port: int) -> list[str]:
@@ -137,6 +149,13 @@ def _start(stack: ExitStack, folder: Path, command: list[str]) -> None:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
+
+
+def _wait_for(file: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not file.exists() or not file.with_suffix(".key").exists():
+        assert time.monotonic() < deadline, f"the API server made no certificate {file}"
+        time.sleep(0.05)
 
 
 def _wait(client: httpx.Client, folder: Path) -> None:
