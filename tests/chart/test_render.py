@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import helm_python
 import pytest
 import yaml
 
-from backstay_operator.api import read_allowances
+from backstay_operator.config import read_config
 from support.rendered_chart import CHART, NAMESPACE, objects, rendered, the
 
 EVERYTHING: dict[str, Any] = {
@@ -245,10 +246,23 @@ def test_the_operator_reads_its_settings_as_the_values_say() -> None:
         "namespace": NAMESPACE,
     }
     assert found["log"] == {"level": "info", "format": "text"}
-    allow = read_allowances(found["allow"])
+    settings = read_config(found)
+    assert settings.cluster.node_lost_seconds == 45
+    assert settings.sidecar.memory == "1Gi"
+    allow = settings.allow
     assert allow.service_accounts == ("default", "writer")
     assert allow.refuses_remote("x", "http://s3:8333", "models") == ("", "")
     assert allow.refuses_remote("x", "http://s3:8333", "other")[0] == "bucket"
+
+
+def test_the_defaults_of_the_values_are_those_of_the_operator() -> None:
+    settings = read_config(config())
+    least = read_config({"sidecar": {"image": "backstay-sidecar:0.1.0"}})
+    assert settings.cluster == least.cluster
+    assert settings.allow == least.allow
+    assert settings.lease == replace(least.lease, namespace=NAMESPACE)
+    assert settings.sidecar == replace(least.sidecar, pull_policy="IfNotPresent")
+    assert (settings.metrics_port, settings.health_port) == (least.metrics_port, least.health_port)
 
 
 def test_another_release_name_keeps_names_apart() -> None:

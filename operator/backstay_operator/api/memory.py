@@ -40,7 +40,7 @@ def memory_need(job: TrainingJob) -> MemoryNeed:
     template = job.spec.pod_template["spec"]
     mounts = job.spec.trainer.get("volumeMounts") or ()
     theirs = _memory_volumes(template)
-    shared = sum(theirs.get(name, 0) for name in {mount.get("name") for mount in mounts})
+    shared = sum(theirs.get(name, 0) for name in {str(mount.get("name")) for mount in mounts})
     if not any(mount.get("mountPath") == "/dev/shm" for mount in mounts):
         shared += SHM_BYTES
     return MemoryNeed(
@@ -86,11 +86,11 @@ def _limit(holder: Mapping[str, Any]) -> int | None:
     return None if amount is None else int(amount)
 
 
-def _memory_volumes(template: Mapping[str, Any]) -> dict[Any, int]:
+def _memory_volumes(template: Mapping[str, Any]) -> dict[str, int]:
     """Name -> bytes of the template's own memory volumes; one without a limit counts as empty."""
     sizes = {}
     for volume in template.get("volumes") or ():
         folder = volume.get("emptyDir") or {}
         if folder.get("medium") == "Memory":
-            sizes[volume.get("name")] = int(parse_quantity(folder.get("sizeLimit")) or 0)
+            sizes[str(volume.get("name"))] = int(parse_quantity(folder.get("sizeLimit")) or 0)
     return sizes

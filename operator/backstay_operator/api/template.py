@@ -13,7 +13,7 @@ from backstay_operator.api.allow import Allowances, not_allowed
 from backstay_operator.api.job import TORCHRUN
 from backstay_operator.api.names import SIDECAR, TRAINER
 from backstay_operator.api.quantity import parse_quantity
-from backstay_operator.api.section import Section
+from backstay_operator.api.section import Section, show
 from backstay_protocol.names import (
     ENV_POD,
     ENV_REPLICA,
@@ -29,6 +29,10 @@ _OWN_POD_FIELDS = {
     "restartPolicy": "it is always OnFailure",
 }
 _HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
+_OWN_VOLUMES = "backstay-"
+# fields whose shape the builders of pods rely on
+_LISTS = ("tolerations", "imagePullSecrets", "schedulingGates", "topologySpreadConstraints")
+_MAPPINGS = ("affinity", "securityContext", "nodeSelector")
 _ACCOUNT_FIELDS = ("serviceAccountName", "serviceAccount")
 # what Pod Security's level `baseline` lets a container add
 _HARMLESS_CAPABILITIES = frozenset(
@@ -63,7 +67,8 @@ def read_template(spec: Section, launcher: str, allow: Allowances) -> dict[str, 
         return {"spec": {"containers": []}}
     metadata = template.section("metadata")
     if metadata is not None:
-        metadata.raw("labels"), metadata.raw("annotations")
+        _check_texts(metadata, "labels")
+        _check_texts(metadata, "annotations")
         metadata.refuse_unknown()
     pod = template.required_section("spec", _EXAMPLE)
     _check_pod(pod, allow)
@@ -85,36 +90,50 @@ def _check_pod(pod: Section, allow: Allowances) -> None:
         if account not in (None, ""):
             not_allowed(pod, field, allow.refuses_service_account(str(account)))
     _check_volumes(pod, allow)
-    _check_init_containers(pod, allow)
-    if pod.raw("ephemeralContainers"):
-        pod.problem("ephemeralContainers", "can't be in a template; remove it")
-
-
-def _check_init_containers(pod: Section, allow: Allowances) -> None:
-    init = pod.raw("initContainers") or []
-    for index, container in enumerate(init if isinstance(init, list) else []):
-        if not isinstance(container, Mapping):
-            continue
-        inner = Section(container, pod.path_of(f"initContainers[{index}]"), pod._problems)
-        _check_name_and_rights(inner, container, allow)
-        if container.get("restartPolicy") == "Always":
+    for index, container in enumerate(pod.sections("initContainers")):
+        _check_any_container(container, allow)
+        if container.raw("restartPolicy") == "Always":
             pod.problem(
                 f"initContainers[{index}]",
                 "is a native sidecar, and a pod may have exactly one, Backstay's; make it a normal "
                 "container",
             )
+    if pod.raw("ephemeralContainers"):
+        pod.problem("ephemeralContainers", "can't be in a template; remove it")
+    _check_resources(pod)
+    for field in _LISTS:
+        pod.sections(field)
+    for field in _MAPPINGS:
+        inner = pod.section(field)
+        if inner is not None and field == "affinity":
+            inner.section("nodeAffinity")
+
+
+def _check_texts(section: Section, name: str) -> None:
+    inner = section.section(name)
+    for key in inner.names() if inner is not None else ():
+        assert inner is not None
+        value = inner.raw(key)
+        if not isinstance(value, str):
+            inner.problem(key, f'got {show(value)}; expected a string; write `{key}: "{value}"`')
 
 
 def _check_volumes(pod: Section, allow: Allowances) -> None:
-    volumes = pod.raw("volumes") or []
-    if not isinstance(volumes, list):
-        pod.wrong("volumes", "a list of volumes", "`volumes: []`")
-        return
-    for index, volume in enumerate(volumes):
-        folder = volume.get("hostPath") if isinstance(volume, Mapping) else None
+    for volume in pod.sections("volumes"):
+        _check_not_ours(volume)
+        volume.section("emptyDir")
+        folder = volume.raw("hostPath")
         if folder is not None:
             path = str(folder.get("path") if isinstance(folder, Mapping) else folder)
-            not_allowed(pod, f"volumes[{index}].hostPath", allow.refuses_host_path(path))
+            not_allowed(volume, "hostPath", allow.refuses_host_path(path))
+
+
+def _check_not_ours(section: Section) -> None:
+    """Volumes of ours hold what belongs to the sidecar."""
+    if str(section.raw("name")).startswith(_OWN_VOLUMES):
+        section.problem(
+            "name", f"names with {_OWN_VOLUMES} are Backstay's own volumes; choose another"
+        )
 
 
 def _check_containers(pod: Section, launcher: str, allow: Allowances) -> None:
@@ -130,34 +149,37 @@ def _check_containers(pod: Section, launcher: str, allow: Allowances) -> None:
             "containers",
             f"got {shown}; expected exactly one container named {TRAINER}; write `- name: trainer`",
         )
-    for index, container in enumerate(containers):
-        inner = Section(container, pod.path_of(f"containers[{index}]"), pod._problems)
-        _check_name_and_rights(inner, container, allow)
+    for container, inner in zip(containers, pod.sections("containers"), strict=True):
+        _check_any_container(inner, allow)
         if container.get("name") == TRAINER:
             _check_trainer(inner, container, launcher)
 
 
-def _check_name_and_rights(
-    section: Section, container: Mapping[str, Any], allow: Allowances
-) -> None:
-    if container.get("name") == SIDECAR:
+def _check_any_container(section: Section, allow: Allowances) -> None:
+    if section.raw("name") == SIDECAR:
         section.problem("name", f"{SIDECAR} is Backstay's own container; choose another name")
-    if allow.cluster and not container.get("image"):
+    if allow.cluster and not section.raw("image"):
         section.wrong("image", "an image", "`image: registry.example.org/my-trainer:1`")
-    why = allow.refuses_privilege()
-    security = container.get("securityContext")
-    if not isinstance(security, Mapping):
-        security = {}
-    if security.get("privileged"):
-        not_allowed(section, "securityContext.privileged", why)
-    if security.get("procMount") not in (None, "Default"):
-        not_allowed(section, "securityContext.procMount", why)
-    capabilities = security.get("capabilities")
-    added = capabilities.get("add") if isinstance(capabilities, Mapping) else None
-    if isinstance(added, list) and not {str(name) for name in added} <= _HARMLESS_CAPABILITIES:
-        not_allowed(section, "securityContext.capabilities.add", why)
-    ports = container.get("ports")
-    if isinstance(ports, list) and any(isinstance(p, Mapping) and p.get("hostPort") for p in ports):
+    for mount in section.sections("volumeMounts"):
+        _check_not_ours(mount)
+    section.section("lifecycle")
+    _check_rights(section, allow.refuses_privilege())
+
+
+def _check_rights(section: Section, why: str) -> None:
+    security = section.section("securityContext")
+    if security is not None:
+        if security.raw("privileged"):
+            not_allowed(security, "privileged", why)
+        if security.raw("procMount") not in (None, "Default"):
+            not_allowed(security, "procMount", why)
+        capabilities = security.section("capabilities")
+        added = capabilities.raw("add") if capabilities is not None else None
+        if added and not (
+            isinstance(added, list) and {str(name) for name in added} <= _HARMLESS_CAPABILITIES
+        ):
+            not_allowed(security, "capabilities.add", why)
+    if any(port.raw("hostPort") for port in section.sections("ports")):
         not_allowed(section, "ports", why and f"hostPort {why}")
 
 
@@ -168,7 +190,7 @@ def _check_trainer(section: Section, container: Mapping[str, Any], launcher: str
     if launcher == TORCHRUN:
         _check_flags(section, words)
     _check_env(section, container)
-    _check_resources(section, container)
+    _check_resources(section)
     directory = container.get("workingDir")
     if directory is not None and not isinstance(directory, str):
         section.wrong("workingDir", "a folder", "`workingDir: .`")
@@ -201,7 +223,7 @@ def _check_env(section: Section, container: Mapping[str, Any]) -> None:
     env = container.get("env")
     if env is None:
         return
-    if not isinstance(env, list) or not all(isinstance(e, Mapping) and e.get("name") for e in env):
+    if not isinstance(env, list) or not all(map(_is_named, env)):
         section.wrong("env", "a list of name and value", "`env: [{name: SEED, value: '1'}]`")
         return
     for index, entry in enumerate(env):
@@ -215,16 +237,18 @@ def _check_env(section: Section, container: Mapping[str, Any]) -> None:
             )
 
 
-def _check_resources(section: Section, container: Mapping[str, Any]) -> None:
-    resources = container.get("resources") or {}
-    if not isinstance(resources, Mapping):
-        section.wrong("resources", "requests and limits", "`resources: {limits: {cpu: 1}}`")
-        return
+def _is_named(entry: object) -> bool:
+    return isinstance(entry, Mapping) and isinstance(entry.get("name"), str) and entry["name"] != ""
+
+
+def _check_resources(section: Section) -> None:
+    resources = section.section("resources")
     for group in ("requests", "limits"):
-        amounts = resources.get(group) or {}
-        for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+        amounts = resources.section(group) if resources is not None else None
+        for name in amounts.names() if amounts is not None else ():
+            assert amounts is not None
+            amount = amounts.raw(name)
             if parse_quantity(amount) is None:
-                section.problem(
-                    f"resources.{group}.{name}",
-                    f"got {amount!r}; expected a quantity; write for example `{name}: 2`",
+                amounts.problem(
+                    name, f"got {amount!r}; expected a quantity; write for example `{name}: 2`"
                 )
