@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cluster import machine
 from cluster.harness import layout
@@ -87,18 +86,8 @@ def operator(api: ApiServer, values: dict[str, Any], token: str, folder: Path) -
     """The operator as a process; its log."""
     config = the("ConfigMap", objects(values), "backstay-operator")["data"]["operator.yaml"]
     (folder / "operator.yaml").write_text(config)
-    cluster = {"server": api.address, "certificate-authority": str(api.authority)}
-    tree = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "it", "cluster": cluster}],
-        "users": [{"name": "it", "user": {"token": token}}],
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-        "current-context": "it",
-    }
-    (folder / "kubeconfig").write_text(yaml.safe_dump(tree))
     environment = os.environ | {
-        "KUBECONFIG": str(folder / "kubeconfig"),
+        "KUBECONFIG": str(api.kubeconfig(folder / "kubeconfig", token)),
         "BACKSTAY_OPERATOR_CONFIG": str(folder / "operator.yaml"),
         "POD_NAME": "operator-0",
         "POD_NAMESPACE": NAMESPACE,

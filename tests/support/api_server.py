@@ -6,6 +6,7 @@ the caller; nothing is kept.
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import subprocess
@@ -67,6 +68,20 @@ class ApiServer:
     def address(self) -> str:
         """`https://127.0.0.1:<port>`."""
         return str(self._client.base_url)
+
+    def kubeconfig(self, file: Path, token: str = TOKEN) -> Path:
+        """Write one for clients of other kinds; by default as administrator."""
+        cluster = {"server": self.address, "certificate-authority": str(self.authority)}
+        tree = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "it", "cluster": cluster}],
+            "users": [{"name": "it", "user": {"token": token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            "current-context": "it",
+        }
+        file.write_text(json.dumps(tree))
+        return file
 
     def until(
         self, true: Callable[[], bool], what: str, words: Callable[[], str] = lambda: ""
