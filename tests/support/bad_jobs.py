@@ -243,7 +243,7 @@ VALID: Mapping[str, Mapping[str, Any]] = {
             "everySteps": 20,
             "keepLast": 3,
             "keepEvery": 1000,
-            "path": "/var/lib/backstay/a.b",
+            "path": "/var/lib/backstay",
         },
         NEIGHBOR: {"everySteps": 20, "topologyKey": "rack", "copies": 1},
         f"{REMOTE}.prefix": "team/project",

@@ -38,8 +38,11 @@ class Allowances:
     """Names that a template may run under."""
     host_paths: tuple[str, ...] = ()
     """Folders of a node that volumes of a template may mount, with everything below them."""
-    local_paths: tuple[str, ...] = ("/",)
-    """Folders of a node that `checkpoint.local.path` may be, or lie below."""
+    local_paths: tuple[str, ...] | None = None
+    """Folders of a node that `checkpoint.local.path` may be; None: any.
+
+    Exactly these: below one of them lie the runs of other namespaces.
+    """
     privileged: bool = False
     """Whether templates may leave their box: host namespaces, privileged containers, ..."""
     remotes: Mapping[str, tuple[RemoteAllowance, ...]] = field(
@@ -70,12 +73,12 @@ class Allowances:
 
     def refuses_local_path(self, path: str) -> str:
         """Why checkpoints may not be kept in this folder of the node; empty if they may."""
-        if _is_below(path, self.local_paths):
+        if self.local_paths is None or path in self.local_paths:
             return ""
         known = ", ".join(self.local_paths) or "none"
         return (
-            f"got {path}; expected one of {known}, or a folder below; choose such a one, or have "
-            f"the cluster's administrator add it to {_value('localPaths')}"
+            f"got {path}; expected one of: {known}; choose such a one, or have the cluster's "
+            f"administrator add it to {_value('localPaths')}"
         )
 
     def refuses_privilege(self) -> str:
@@ -120,7 +123,7 @@ def read_allowances(tree: object) -> Allowances:
     return Allowances(
         service_accounts=accounts,
         host_paths=host_paths,
-        local_paths=(*local_paths, *host_paths),
+        local_paths=tuple(path.rstrip("/") for path in local_paths),
         privileged=privileged,
         remotes=remotes,
         cluster=True,

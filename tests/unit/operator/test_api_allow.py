@@ -88,7 +88,7 @@ WISHES = [
         "spec.checkpoint.local.path",
         "/etc/kubernetes",
         "spec.checkpoint.local.path",
-        {"localPaths": ["/etc"]},
+        {"localPaths": ["/var/lib/backstay", "/etc/kubernetes"]},
     ),
     ("host network", f"{POD}.hostNetwork", True, f"{POD}.hostNetwork", {"privileged": True}),
     ("host pids", f"{POD}.hostPID", True, f"{POD}.hostPID", {"privileged": True}),
@@ -178,6 +178,16 @@ def test_a_host_path_is_allowed_with_what_lies_below_it_and_nothing_else(
 ) -> None:
     allow = Allowances(host_paths=("/opt/torch/",))
     assert (allow.refuses_host_path(path) == "") == allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/var/lib/backstay", True), ("/var/lib/backstay/team-b/run", False), ("/var/lib", False)],
+)
+def test_below_a_folder_of_checkpoints_lie_those_of_others_so_it_is_allowed_exactly(
+    path: str, allowed: bool
+) -> None:
+    assert (STRICT.refuses_local_path(path) == "") == allowed
 
 
 def test_remotes_are_allowed_by_namespace_endpoint_and_bucket() -> None:
