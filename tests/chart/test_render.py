@@ -11,7 +11,10 @@ import helm_python
 import pytest
 import yaml
 
+from backstay_operator.api import read_job
 from backstay_operator.config import read_config
+from backstay_operator.manifests.objects import build_network_policy
+from support.bad_jobs import job
 from support.rendered_chart import CHART, NAMESPACE, objects, rendered, the
 
 EVERYTHING: dict[str, Any] = {
@@ -284,6 +287,14 @@ def test_selectors_choose_the_operators_pods() -> None:
         assert selector.items() <= labels.items()
     monitor = the("ServiceMonitor", trees)["spec"]["selector"]["matchLabels"]
     assert monitor.items() <= service["metadata"]["labels"].items()
+
+
+def test_a_jobs_network_policy_lets_the_operator_in_whatever_the_release_is_called() -> None:
+    values = {"nameOverride": "x", "fullnameOverride": "y"}
+    template = the("Deployment", objects(values, release="blue"))["spec"]["template"]
+    policy = build_network_policy(read_job(job()), "uid", NAMESPACE)
+    (source,) = policy["spec"]["ingress"][1]["from"]
+    assert source["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
 def test_the_notes_say_what_to_run_next() -> None:
