@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
+import os
 import platform
 import shutil
 import signal
 import subprocess
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cluster.harness import layout, linux
 from cluster.harness.layout import Layout
 
-SEEDS_KEPT = 2
+SEEDS_KEPT = 3
+SEED_FILE = "archives.json"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # as Linux and as Go say it
 PAUSE_SOURCE = r"""
 #include <signal.h>
@@ -124,25 +129,80 @@ def seed(cluster: Layout, archives: list[Path]) -> Path:
     """A containerd folder that holds these images, made once and kept in the cache.
 
     Nodes get it by hard links (see `plant`), so that an image is unpacked and stored once
-    for all nodes and all boots. Older seeds are removed.
+    for all nodes and all boots. So does a new seed from the one before: only images that it
+    lacks are imported. Older seeds are removed.
     """
-    facts = [(path.stat().st_size, path.stat().st_mtime_ns) for path in archives]
-    key = hashlib.sha256(repr((sorted(map(str, archives)), facts)).encode()).hexdigest()[:16]
+    facts = sorted(_fact(path) for path in archives)
+    key = hashlib.sha256(f"{SEED_FILE} {facts}".encode()).hexdigest()[:16]
     seeds = layout.cache_dir() / "seeds"
-    target = seeds / key
-    if target.exists():
-        return target
-    for old in sorted(seeds.glob("*"), key=lambda path: path.stat().st_mtime)[:-SEEDS_KEPT]:
+    seeds.mkdir(parents=True, exist_ok=True)
+    with open(layout.cache_dir() / "seeds.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (seeds / key).exists():
+            _make_seed(cluster, seeds / key, archives)
+        os.utime(seeds / key)  # the last one used is the last one removed
+    return seeds / key
+
+
+def _make_seed(cluster: Layout, target: Path, archives: list[Path]) -> None:
+    for broken in target.parent.glob("*.partial"):
+        shutil.rmtree(broken)
+    older = sorted(target.parent.glob("*"), key=lambda path: path.stat().st_mtime)
+    for old in older[:-SEEDS_KEPT]:
         shutil.rmtree(old)
     partial = target.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    if older:
+        plant(older[-1], partial)
+    else:
+        partial.mkdir(parents=True)
+    with _containerd(cluster, partial) as ctr:
+        _fill(partial / SEED_FILE, ctr, {_fact(path): path for path in archives})
+    partial.rename(target)
+
+
+def _fact(archive: Path) -> str:
+    facts = archive.stat()
+    return f"{archive} {facts.st_size} {facts.st_mtime_ns}"
+
+
+def _fill(listing: Path, ctr: list[str], wanted: dict[str, Path]) -> None:
+    """Import what is wanted, remove the images of archives that are not."""
+    held = json.loads(listing.read_text()) if listing.exists() else []
+    present = set(linux.run(*ctr, "images", "ls", "--quiet").stdout.split())
+    kept = set()
+    for fact, path in wanted.items():
+        names = set(image_names(path))
+        if fact not in held or not names <= present:
+            linux.run(*ctr, "images", "import", str(path))
+        kept |= names
+    if stale := sorted(present - kept):
+        linux.run(*ctr, "images", "rm", "--sync", *stale)
+    listing.unlink(missing_ok=True)  # a hard link to the older seed's
+    listing.write_text(json.dumps(sorted(wanted)))
+
+
+def image_names(path: Path) -> list[str]:
+    """The names that an archive gives to its images, in Docker's format or OCI's."""
+    with tarfile.open(path) as tar:
+        files = set(tar.getnames())
+        listing = "manifest.json" if "manifest.json" in files else "index.json"
+        content = tar.extractfile(listing)
+        assert content is not None
+        document = json.load(content)
+    if listing == "manifest.json":
+        return [name for image in document for name in image["RepoTags"]]
+    return [image["annotations"]["io.containerd.image.name"] for image in document["manifests"]]
+
+
+@contextmanager
+def _containerd(cluster: Layout, root: Path) -> Iterator[list[str]]:
+    """A containerd on this folder for the block; how its `ctr` is called."""
     state = cluster.run / "seed"
     socket = str(state / "containerd.sock")
     config = cluster.config / "seed.containerd"
     config.write_text(
         f"""version = 2
-root = "{partial}"
+root = "{root}"
 state = "{state}"
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
 
@@ -162,13 +222,10 @@ path = "{state}/opt"
     try:
         if not linux.wait_for(lambda: linux.run(*ctr, "version", check=False).returncode == 0, 30):
             raise RuntimeError(f"containerd does not answer: see {cluster.logs}/seed.log")
-        for archive in archives:
-            linux.run(*ctr, "images", "import", str(archive))
+        yield ctr
     finally:
         linux.kill_and_wait(pid, signal.SIGTERM)
         linux.empty_cgroup(cgroup)
-    partial.rename(target)
-    return target
 
 
 def plant(source: Path, target: Path) -> None:
