@@ -31,6 +31,7 @@ def write_record(record: JobRecord) -> dict[str, Any]:
         "endedAt": int(record.ended_at),
         "drainSince": int(record.drain_since),
         "flushSince": int(record.flush_since),
+        "safeEnd": record.safe_end,
     }
     return tree | {name: value for name, value in extra.items() if value}
 
@@ -51,6 +52,7 @@ def parse_record(tree: Tree) -> JobRecord | None:
         ended_at=float(tree.get("endedAt") or 0),
         drain_since=float(tree.get("drainSince") or 0),
         flush_since=float(tree.get("flushSince") or 0),
+        safe_end=bool(tree.get("safeEnd")),
     )
 
 

@@ -115,6 +115,8 @@ class JobRecord:
     """When the save before a drain was asked for first; 0: no drain is under way."""
     flush_since: float = 0.0
     """When flush pods were asked for; 0: never."""
+    safe_end: bool = False
+    """The leader said that all ranks have come to their end and the last checkpoint is durable."""
 
     @property
     def generations(self) -> dict[int, int]:

@@ -68,7 +68,10 @@ def _noted(observed: Observed, record: JobRecord) -> JobRecord:
         if pod is not None and pod.node:
             known = replace(known, node=pod.node)
         pods[replica] = known
-    return replace(record, pods=pods) if pods != record.pods else record
+    leader, safe = observed.leader, record.safe_end
+    if leader is not None:  # its sidecar ends soon after the last trainer: this must outlive it
+        safe = leader.phase == "Finished" and 0 <= leader.newest_step <= leader.durable_step
+    return replace(record, pods=pods, safe_end=safe)
 
 
 def _stray_deletions(observed: Observed, plan: Plan) -> tuple[Action, ...]:
@@ -150,8 +153,9 @@ def _has_completed(case: _Case) -> Plan | None:
         kept = "no remote tier is configured, so nothing is durable"
         return _succeed(case, names.REASON_ALL_COMPLETED, f"all replicas completed; {kept}")
     last_word = _kept(observed)
-    if last_word is not None and last_word.safe:
-        last = f"the last checkpoint, step {last_word.durable_step}, is durable"
+    if record.safe_end or (last_word is not None and last_word.safe):
+        step = f", step {last_word.durable_step}," if last_word is not None else ""
+        last = f"the last checkpoint{step} is durable"
         return _succeed(case, names.REASON_ALL_COMPLETED, f"all replicas completed; {last}")
     completed_at = max(p.trainer.ended.at for p in _currents(observed) if p.trainer.ended)
     limit = case.settings.flush_seconds

@@ -287,6 +287,7 @@ RECORDS = st.builds(
     ended_at=st.integers(0, 10**10).map(float),
     drain_since=st.integers(0, 10**10).map(float),
     flush_since=st.integers(0, 10**10).map(float),
+    safe_end=st.booleans(),
 )
 
 

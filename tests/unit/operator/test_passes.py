@@ -424,6 +424,18 @@ async def test_the_sidecars_last_word_proves_that_all_is_durable(world: World) -
     assert await world.look() is None
 
 
+async def test_the_leaders_word_that_all_came_to_a_durable_end_outlives_it(world: World) -> None:
+    await world.train()
+    world.leaders.view = view_of(
+        world.cluster, phase="Finished", attempt=ATTEMPT, step=50, newest=50, durable=50
+    )
+    await world.look()
+    world.restart_operator()
+    await finish(world)
+    await world.look()
+    assert world.condition(names.SUCCEEDED)["reason"] == names.REASON_ALL_COMPLETED
+
+
 async def test_pods_that_ended_first_are_finished_by_flush_pods_on_their_nodes(
     world: World,
 ) -> None:
