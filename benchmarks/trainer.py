@@ -42,7 +42,7 @@ SLOT_SECONDS = 120.0
 TIER_SECONDS = 300.0
 COPIES_IN_COMPUTE = 3
 """Forward and backward take so many times as long as the copy."""
-LOOK_SECONDS = 0.004
+LOOK_SECONDS = 0.01
 
 
 def emit(found: Sample) -> None:
@@ -129,9 +129,9 @@ class _DurableSaves:
         control, checkpointer = self._control, self._checkpointer
         before = control[Word.STALL_NS]
         begun = time.perf_counter()
-        watch = _Watch(self._manifests, step)
         checkpointer.step(step)
         call = time.perf_counter() - begun
+        watch = _Watch(self._manifests, step)
         stalled = (control[Word.STALL_NS] - before) / 1e9
         beside = [self._step()]
         waited = (control[Word.STALL_NS] - before) / 1e9 - stalled
@@ -191,7 +191,7 @@ class _Memory:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._stop.wait(0.02):
+        while not self._stop.wait(0.1):
             self._own = max(self._own, _private_bytes("self") - self._before)
             self._beside = max(self._beside, _private_bytes(str(self._sidecar)))
 

@@ -10,8 +10,11 @@ Called by capture. It must not know what the tensors are.
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -19,6 +22,8 @@ import torch
 
 GROUP_BYTES = 64 << 20
 GROUP_TENSORS = 512
+AT_ONCE_THREADS = 2
+"""That copy in host memory what training waits for: one core does not use up its bandwidth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +83,9 @@ class Transfer:
             side, training = self._streams.of(device), torch.cuda.current_stream(device)
             side.wait_event(training.record_event())
         for batch in self._early:
+            if batch.device.type == "cpu":
+                _copy_at_once(batch)
+                continue
             self._copy(batch)
             if batch.device.type == "cuda":
                 copied = self._streams.of(batch.device).record_event()
@@ -120,6 +128,36 @@ class Transfer:
         """In the copy thread: return when every byte is in the slot."""
         for _, event in self._done:
             event.synchronize()
+
+
+def _copy_at_once(batch: Batch) -> None:
+    """In host memory, while training waits: its thread copies, and another one beside it."""
+    left = deque(batch.groups)
+
+    @torch.no_grad()
+    def work() -> None:
+        while True:
+            try:
+                destinations, sources = left.popleft()
+            except IndexError:
+                return
+            torch._foreach_copy_(destinations, sources)
+
+    if len(left) == 1 or _spare_threads() == 0:
+        work()
+        return
+    with ThreadPoolExecutor(_spare_threads(), "backstay-copy-early") as helpers:
+        others = [helpers.submit(work) for _ in range(_spare_threads())]
+        work()
+    for other in others:
+        other.result()
+
+
+def _spare_threads() -> int:
+    """Beside the training thread; none where torch's own threads share each copy anyway."""
+    if torch.get_num_threads() > 1:
+        return 0
+    return min(AT_ONCE_THREADS, len(os.sched_getaffinity(0))) - 1
 
 
 def _groups(copies: list[Copy]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
