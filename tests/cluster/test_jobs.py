@@ -88,7 +88,7 @@ class Job:
         self.kube.exec(
             self.namespace, self.pod_name(replica), "sh", "-c",
             "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | "
-            "grep -q -- '-u -m examples' && kill -9 ${p#/proc/}; done; true",
+            "grep -q '[-]u -m examples' && kill -9 ${p#/proc/}; done; true",
             container="trainer",
         )  # fmt: skip
 

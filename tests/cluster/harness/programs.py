@@ -62,7 +62,12 @@ def _version_flags() -> str:
 def targets() -> list[Target]:
     """Everything that is built."""
     commands = tuple(f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES)
+    # helm takes this Kubernetes for its own where it asks no cluster: `helm template`, `helm lint`.
+    _, minor, _ = layout.KUBERNETES_VERSION.split(".")
     helm = f"-X helm.sh/helm/v3/internal/version.version={HELM_VERSION}"
+    for package in ("chartutil", "lint/rules"):
+        for part, number in (("Major", "1"), ("Minor", minor)):
+            helm += f" -X helm.sh/helm/v3/pkg/{package}.k8sVersion{part}={number}"
     router = "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"
     return [
         Target("kubernetes", KUBERNETES, commands, _version_flags()),
