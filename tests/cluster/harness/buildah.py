@@ -27,9 +27,9 @@ def _buildah(*argv: str) -> str:
         "--storage-driver",
         "overlay",
     ]
-    done = subprocess.run(
-        ["buildah", *options, *argv], stdout=subprocess.PIPE, text=True, check=True
-    )
+    done = subprocess.run(["buildah", *options, *argv], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:  # what the steps of a Dockerfile print is in there
+        raise RuntimeError(f"buildah {argv[0]} failed:\n{done.stdout[-4000:]}")
     return done.stdout.strip()
 
 
