@@ -61,6 +61,8 @@ class PodState:
     """It has been told to end, by whomever."""
     finished: bool = False
     """Every container has ended for good, the sidecar too."""
+    ends_itself: bool = False
+    """Its trainer completed, so the kubelet ends the rest; to delete it would only lose its logs."""
     trouble: Trouble | None = None
     """Why it does not come up."""
     drain: str = ""

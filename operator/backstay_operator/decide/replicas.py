@@ -429,7 +429,9 @@ def _clean_up(observed: Observed, why: str) -> tuple[Action, ...]:
     policy = observed.job.spec.cleanup_pod_policy
     if policy == CLEAN_ALL:
         return _delete_all(observed, why)
-    ended = [pod for pod in observed.pods if pod.finished or policy == CLEAN_NONE]
+    ended = [
+        pod for pod in observed.pods if pod.finished or pod.ends_itself or policy == CLEAN_NONE
+    ]
     return tuple(
         action
         for action in _delete_all(observed, why)

@@ -56,16 +56,18 @@ def pod_state(
     assert identity is not None
     metadata, spec, status = tree["metadata"], tree["spec"], tree.get("status") or {}
     main = SIDECAR if is_flush_pod(tree) else TRAINER
+    trainer = container_state(tree, main)
     return PodState(
         replica=identity[0],
         generation=identity[1],
         node=spec.get("nodeName") or "",
         node_alive=not node_why,
         node_why=node_why,
-        trainer=container_state(tree, main),
+        trainer=trainer,
         failed=_why_failed(status),
         terminating=bool(metadata.get("deletionTimestamp")),
         finished=status.get("phase") in ("Succeeded", "Failed"),
+        ends_itself=trainer.completed,
         trouble=trouble_of(tree),
         drain=drain,
         domain=domain,
