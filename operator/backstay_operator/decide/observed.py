@@ -62,7 +62,7 @@ class PodState:
     finished: bool = False
     """Every container has ended for good, the sidecar too."""
     ends_itself: bool = False
-    """Its trainer completed, so the kubelet ends the rest; to delete it would only lose its logs."""
+    """Its trainer completed, so the kubelet ends the rest; deleted, its logs would be lost."""
     trouble: Trouble | None = None
     """Why it does not come up."""
     drain: str = ""
