@@ -13,6 +13,7 @@ import os
 from enum import IntEnum
 
 from backstay_protocol.errors import CorruptData, VersionMismatch
+from backstay_protocol.files import open_shared
 from backstay_protocol.names import (
     CONTROL_BYTES,
     PROTOCOL_MAJOR,
@@ -76,8 +77,7 @@ class ControlBlock:
 
         Raises FileNotFoundError, CorruptData (not a control block) or VersionMismatch.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        descriptor = os.open(path, flags, 0o660)
+        descriptor = open_shared(path, os.O_RDWR | (os.O_CREAT if create else 0))
         try:
             if create:
                 os.posix_fallocate(descriptor, 0, CONTROL_BYTES)

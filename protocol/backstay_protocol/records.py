@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
+from backstay_protocol.files import open_shared
 from backstay_protocol.ids import CheckpointId
 
 HALF_BYTES = 64 << 10
@@ -108,7 +109,7 @@ class AttemptFile:
 
     def prepare(self) -> None:
         """Reserve the bytes of both halves. Raises OSError (disk full, read-only)."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        descriptor = open_shared(self.path, os.O_RDWR | os.O_CREAT)
         try:
             os.posix_fallocate(descriptor, 0, 2 * HALF_BYTES)
             os.fsync(descriptor)
@@ -133,7 +134,7 @@ class AttemptFile:
         self.read()
         sequence = self._sequence + 1
         block = _encode(sequence, state)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        descriptor = open_shared(self.path, os.O_WRONLY | os.O_CREAT)
         try:
             os.pwrite(descriptor, block, (sequence % 2) * HALF_BYTES)
             os.fsync(descriptor)

@@ -18,6 +18,7 @@ from backstay_protocol import codec
 from backstay_protocol.clock import Clock
 from backstay_protocol.control import State
 from backstay_protocol.errors import BackstayError, Unreachable
+from backstay_protocol.files import make_folder
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import (
     GO,
@@ -75,7 +76,6 @@ from backstay_sidecar.tiers.base import Tier, WritableTier
 from backstay_sidecar.tiers.disk import DiskStore
 from backstay_sidecar.tiers.neighbor import Neighbor, NeighborTier
 
-FOLDER_MODE = 0o2770
 PROXY_SECONDS = 10.0
 WISHES = {
     "pin": ("POST", URL_PIN),
@@ -256,7 +256,7 @@ class Agent:
                     await self._moved.wait()
 
     def _prepare_memory(self) -> None:
-        os.makedirs(self.stores.layout.ranks, mode=FOLDER_MODE, exist_ok=True)
+        make_folder(self.stores.layout.ranks)
         self.member.prepare()
 
     async def _prepare_disk(self, area: DiskStore) -> None:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.files import make_folder, open_shared
 from backstay_protocol.layout import MemoryLayout
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.app import applications
@@ -35,7 +36,6 @@ DRAIN_SECONDS = 5.0  # at SIGTERM: for what waits in tiers that work
 SHUTDOWN_SECONDS = 3  # for requests under way
 LOCK_SECONDS = 10.0  # for an earlier sidecar on this volume to end
 SOCKET_MODE = 0o660
-FOLDER_MODE = 0o2770
 EXIT_SETTINGS = 2
 
 log = logging.getLogger("backstay.main")
@@ -188,9 +188,9 @@ class _Stop:
 def _own_volume(layout: MemoryLayout) -> Iterator[None]:
     """One sidecar per memory volume. An earlier one that is just ending is waited for."""
     try:
-        os.makedirs(layout.ranks, mode=FOLDER_MODE, exist_ok=True)
+        make_folder(layout.ranks)
         path = f"{layout.root}/agent.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        descriptor = open_shared(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise SettingsError(f"the memory volume {layout.root} can't be used: {error}") from error
     try:

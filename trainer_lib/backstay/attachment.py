@@ -15,6 +15,7 @@ from backstay.errors import MisuseError
 from backstay.settings import Settings
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.control import ControlBlock, State, Word
+from backstay_protocol.files import make_folder
 from backstay_protocol.layout import MemoryLayout
 from backstay_protocol.names import ENV_VOLUME
 
@@ -31,7 +32,7 @@ class Attachment:
         try:
             if not os.path.isdir(settings.volume):
                 raise FileNotFoundError("there is no such folder")
-            os.makedirs(self.memory.rank_folder(settings.rank), mode=0o2770, exist_ok=True)
+            make_folder(self.memory.rank_folder(settings.rank))
             path = self.memory.control(settings.rank)
             self.words = ControlBlock(path, create=True, rank=settings.rank)
         except OSError as error:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
+from backstay_protocol.files import make_folder, open_shared
 from backstay_protocol.layout import MemoryLayout
 
 MADV_HUGEPAGE = 14
@@ -31,8 +32,6 @@ FALLOC_FL_KEEP_SIZE = 1
 FALLOC_FL_PUNCH_HOLE = 2
 PAGE = 4096
 PIECE_BYTES = 128 << 20
-SLOT_MODE = 0o660
-FOLDER_MODE = 0o2770
 CUDA_HOST_REGISTER_PORTABLE = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -224,13 +223,10 @@ class SlotMap:
         return trouble
 
     def _grow(self, slot: Slot, size: int) -> Mapping:
-        os.makedirs(self._folder, mode=FOLDER_MODE, exist_ok=True)
+        make_folder(self._folder)
         self._check_room(slot, size)
-        new = not os.path.exists(slot.path)
-        descriptor = os.open(slot.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, SLOT_MODE)
+        descriptor = open_shared(slot.path, os.O_RDWR | os.O_CREAT)
         try:
-            if new:
-                os.fchmod(descriptor, SLOT_MODE)
             before = os.fstat(descriptor).st_size
             if before < size:
                 os.ftruncate(descriptor, size)

@@ -11,13 +11,12 @@ import json
 import os
 import threading
 
-from backstay_protocol.files import read_small, write_atomically
+from backstay_protocol.files import make_folder, read_small, write_atomically
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import ProgressReply
 
 REMEMBERED = 256
 """Oldest wishes are forgotten beyond that."""
-FOLDER_MODE = 0o2770
 
 
 class Deleted:
@@ -52,7 +51,7 @@ class Deleted:
     def save(self) -> None:
         """Write it down. Raises OSError."""
         with self._writing:
-            os.makedirs(os.path.dirname(self._path), mode=FOLDER_MODE, exist_ok=True)
+            make_folder(os.path.dirname(self._path))
             names = [str(checkpoint) for checkpoint in self.checkpoints]
             write_atomically(self._path, json.dumps(names).encode())
 

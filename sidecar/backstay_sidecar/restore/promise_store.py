@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 
+from backstay_protocol.files import make_folder
 from backstay_protocol.layout import DiskLayout, MemoryLayout
 from backstay_protocol.promises import merge
 from backstay_protocol.records import AttemptFile, AttemptState
@@ -59,7 +60,7 @@ class PromiseStore:
         if self._disk is None:
             return None
         try:
-            os.makedirs(os.path.dirname(self._disk.path), mode=0o2770, exist_ok=True)
+            make_folder(os.path.dirname(self._disk.path))
             self._disk.prepare()
             return self._disk.read()
         except OSError as error:

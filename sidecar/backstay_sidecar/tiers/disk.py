@@ -22,7 +22,7 @@ from threading import Event
 
 from backstay_protocol.errors import CorruptData, VersionMismatch
 from backstay_protocol.faults import fault
-from backstay_protocol.files import read_small, sync_folder, write_atomically
+from backstay_protocol.files import make_folder, read_small, sync_folder, write_atomically
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MANIFEST_SUFFIX, SHARD_SUFFIX, DiskLayout
 from backstay_protocol.manifest import Manifest, read_manifest
@@ -33,7 +33,6 @@ from backstay_sidecar.tiers.base import FileReader, ShardReader, TierFull, Unfit
 from backstay_sidecar.tiers.onepass import one_pass
 from backstay_sidecar.transfer.odirect import ALIGNMENT, DirectFile
 
-FOLDER_MODE = 0o2770
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LEFTOVER = re.compile(r"\.(part|tmp)-\d+(-\d+)?$")
 _MANIFEST_NAME = re.compile(rf"(\d+){re.escape(MANIFEST_SUFFIX)}")
@@ -76,7 +75,7 @@ class DiskStore:
         with self._preparing:
             if self.prepared:
                 return
-            os.makedirs(self.area, mode=FOLDER_MODE, exist_ok=True)
+            make_folder(self.area)
             for entry in _folders(self.area):
                 self._clean(entry)
             self.prepared = True
@@ -116,7 +115,7 @@ class DiskStore:
 
     def _make_folder(self, folder: str) -> None:
         if not os.path.isdir(folder):
-            os.makedirs(folder, mode=FOLDER_MODE, exist_ok=True)
+            make_folder(folder)
             sync_folder(self.area)
 
     @contextmanager

@@ -16,6 +16,8 @@ import mmap
 import os
 import threading
 
+from backstay_protocol.files import open_shared
+
 ALIGNMENT = 4096  # of offset, length and memory address; no disk asks for more
 BOUNCE_BYTES = 4 << 20
 _WRITE_OUT_BYTES = 8 << 20  # fallback: pages are pushed out once so many are dirty
@@ -206,11 +208,11 @@ class DirectWriter:
 
 def _open(path: str, flags: int) -> tuple[int, bool]:
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o660), True
+        return open_shared(path, flags | os.O_DIRECT), True
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise
-    return os.open(path, flags, 0o660), False
+    return open_shared(path, flags), False
 
 
 def _reserve(descriptor: int, size: int) -> None:

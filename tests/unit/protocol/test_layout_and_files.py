@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from backstay_protocol.files import read_small, sync_folder, write_atomically
+from backstay_protocol.control import ControlBlock
+from backstay_protocol.files import (
+    make_folder,
+    open_shared,
+    read_small,
+    sync_folder,
+    write_atomically,
+)
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
 
@@ -72,13 +80,42 @@ def test_a_file_is_replaced_whole(tmp_path: Path, sync: bool) -> None:
     write_atomically(path, b"two" * 10_000, sync=sync)
     assert read_small(path) == b"two" * 10_000
     assert os.listdir(tmp_path) == ["f"]
-    assert stat.S_IMODE(os.stat(path).st_mode) & 0o660 == 0o660 & ~_umask()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o660
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@pytest.fixture
+def private() -> Iterator[None]:
+    """The umask of a process that lets nobody else in."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("private")
+def test_what_both_sides_share_is_open_to_their_group_whatever_the_umask(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks" / "0"
+    make_folder(str(folder))
+    make_folder(str(folder))
+    write_atomically(str(folder / "manifest"), b"x")
+    os.close(open_shared(str(folder / "slot"), os.O_RDWR | os.O_CREAT))
+    ControlBlock(str(folder / "control"), create=True, rank=0).close()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert modes == {
+        **{"ranks": 0o2770, "0": 0o2770},
+        **{"manifest": 0o660, "slot": 0o660, "control": 0o660},
+    }
+
+
+@pytest.mark.usefixtures("private")
+def test_a_file_with_a_mode_of_its_own_is_nobody_elses_business(tmp_path: Path) -> None:
+    write_atomically(str(tmp_path / "token"), b"x", mode=0o644)
+    assert stat.S_IMODE(os.stat(tmp_path / "token").st_mode) == 0o600
+
+
+def test_a_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "ranks").touch()
+    with pytest.raises(FileExistsError):
+        make_folder(str(tmp_path / "ranks"))
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path) -> None:
