@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from backstay_operator.api import InvalidJob, TrainingJob, memory_too_small, names
 from backstay_operator.decide.conditions import Condition
 
@@ -23,19 +25,35 @@ def refused(error: InvalidJob) -> Condition:
 
 def refusal(job: TrainingJob, sidecar_memory: str) -> Condition | None:
     """Why no pods are made of a job, with what to change; None: nothing stands against it."""
-    if job.spec.restore_from is not None:
-        text = "spec.restore.from: this version can't begin from another run yet; remove it"
-        return _no(names.REASON_NOT_SUPPORTED_YET, text)
-    if job.spec.restore_fresh:
-        text = (
-            "spec.restore.fresh: this version can't forget a run yet; remove it and give "
-            "spec.checkpoint.runName a new name"
-        )
-        return _no(names.REASON_NOT_SUPPORTED_YET, text)
+    missing = list(_not_supported(job))
+    if missing:
+        return _no(names.REASON_NOT_SUPPORTED_YET, "\n".join(missing))
     small = memory_too_small(job, sidecar_memory)
     if small:
         return _no(names.REASON_MEMORY_TOO_SMALL, small)
     return None
+
+
+def _not_supported(job: TrainingJob) -> Iterator[str]:
+    """What the definition takes and nobody carries out: never silently passed over."""
+    remote = job.spec.checkpoint.remote
+    if job.spec.restore_from is not None:
+        yield "spec.restore.from: this version can't begin from another run yet; remove it"
+    if job.spec.restore_fresh:
+        yield (
+            "spec.restore.fresh: this version can't forget a run yet; remove it and give "
+            "spec.checkpoint.runName a new name"
+        )
+    if remote is not None and remote.workload_identity:
+        yield (
+            "spec.checkpoint.remote.workloadIdentity: this version needs keys; write "
+            "`credentialsSecret: my-bucket-credentials` instead"
+        )
+    if remote is not None and remote.ca_secret:
+        yield (
+            "spec.checkpoint.remote.caSecret: this version trusts public authorities only; remove "
+            "it and use an endpoint with such a certificate"
+        )
 
 
 def _no(reason: str, message: str) -> Condition:
