@@ -1,6 +1,6 @@
 """Measure blocking time, time to durable, restores, pulls and memory, and print what is missed.
 
-    python -m benchmarks                       2 GiB in 800 tensors, about five minutes
+    python -m benchmarks                       2 GiB in 800 tensors, four minutes on free cores
     python -m benchmarks --mib 128 --rounds 2  a quick look
     python -m benchmarks --only job -o json
 
