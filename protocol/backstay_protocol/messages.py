@@ -462,6 +462,8 @@ class ProgressRequest:
     tiers: tuple[TierState, ...] = ()
     unwanted: tuple[CheckpointId, ...] = ()
     """What this sidecar remembers that people deleted: a new leader hears of it so."""
+    node: str = ""
+    """Where the pod runs; empty: not known, then its address stands for it."""
     seen_version: int = 0
     """Version of the last reply; the leader may hold the request until it has a newer one."""
     wait_seconds: float = 0.0
@@ -585,6 +587,15 @@ class Policy:
 
     every_steps: int = 0
     effective_from: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastWord:
+    """What a sidecar knows of the last checkpoint as it ends: its termination message."""
+
+    newest_step: int
+    """Newest step that is saved anywhere."""
+    durable_step: int
 
 
 @dataclass(frozen=True, kw_only=True)

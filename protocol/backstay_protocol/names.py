@@ -8,6 +8,8 @@ PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 
 # --- environment: set by the operator or the local runner, read once at start -----------------
 ENV_SWITCH = "BACKSTAY"  # "off": the library does nothing
+ENV_POD_IP = "BACKSTAY_POD_IP"  # the address that peers are told; without it the topology's
+ENV_NODE = "BACKSTAY_NODE"  # where the pod runs
 ENV_VOLUME = "BACKSTAY_VOLUME"  # the memory volume; its presence is the Backstay environment
 ENV_REPLICA = "BACKSTAY_REPLICA"  # index of this pod's replica
 ENV_TOPOLOGY = "BACKSTAY_TOPOLOGY"  # sidecar: path of the topology file

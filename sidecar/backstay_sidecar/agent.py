@@ -32,6 +32,7 @@ from backstay_protocol.messages import (
     FlushReply,
     Inventory,
     JobView,
+    LastWord,
     ProgressReply,
     ProgressRequest,
     ReplicaOffer,
@@ -67,6 +68,7 @@ from backstay_sidecar.replication.progress import Progress
 from backstay_sidecar.replication.refill import Elsewhere, refill
 from backstay_sidecar.replication.replicator import Replicator
 from backstay_sidecar.replication.wanted import LeaderWord, to_strike
+from backstay_sidecar.restore import views
 from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.restore.member import Member
 from backstay_sidecar.restore.peers import LEADER, HttpPeers
@@ -507,6 +509,7 @@ class Agent:
             uploaded=self.replicator.uploaded,
             tiers=self.replicator.states(),
             unwanted=self._deleted.checkpoints,
+            node=self.settings.node,
             seen_version=seen_version,
             wait_seconds=wait_seconds,
         )
@@ -582,6 +585,20 @@ class Agent:
         if self.leader is not None:
             return self.leader.flush()
         return await self.peers.call(LEADER, URL_FLUSH, {}, FlushReply, 0.0)
+
+    async def flushed(self) -> bool:
+        """Whether every sidecar is heard and what is newest is durable, by the leader."""
+        try:
+            return views.is_flushed(await self.job())
+        except (BackstayError, OSError):
+            return False
+
+    def last_word(self) -> LastWord | None:
+        """What is known of the last checkpoint; None: the leader's word is missing."""
+        reply = self.reply
+        if reply is None or reply.attempt != self.member.attempt or self.progress.trouble:
+            return None
+        return views.last_word(reply, [f.manifest.step for f in self.replicator.here.published])
 
     def _step_to_save(self) -> int:
         """The last step of this pod's ranks that have not come to their end; 0: nobody trains."""

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.files import make_folder, open_shared
 from backstay_protocol.layout import MemoryLayout
@@ -37,6 +38,8 @@ SHUTDOWN_SECONDS = 3  # for requests under way
 LOCK_SECONDS = 10.0  # for an earlier sidecar on this volume to end
 SOCKET_MODE = 0o660
 EXIT_SETTINGS = 2
+FLUSH_SECONDS = 2.0
+TERMINATION_LOG = "/dev/termination-log"  # the kubelet makes it, and shows what is in it
 
 log = logging.getLogger("backstay.main")
 
@@ -86,8 +89,12 @@ async def serve(settings: Settings) -> None:
             *api.getsockname()[:2],
             *health.getsockname()[:2],
         )
+        flushing = asyncio.create_task(_flush(agent, stop)) if settings.flush else None
         await stop.wait(tasks)
+        if flushing is not None:
+            flushing.cancel()
         await _drain(agent, stop)
+        _leave_word(agent)
         agent.stopping.set()
         for server in servers:
             server.should_exit = True
@@ -106,6 +113,23 @@ async def _drain(agent: Agent, stop: _Stop) -> None:
     for task in (drained, again):
         task.cancel()
     await asyncio.gather(drained, again, return_exceptions=True)
+
+
+async def _flush(agent: Agent, stop: _Stop) -> None:
+    """Until nothing is left to bring out; the others may still ask this one for a while."""
+    while not await agent.flushed():  # noqa: ASYNC110 - the leader, elsewhere, is asked
+        await asyncio.sleep(FLUSH_SECONDS)
+    await asyncio.sleep(3 * FLUSH_SECONDS)
+    stop.tell("the last checkpoint is durable")
+
+
+def _leave_word(agent: Agent) -> None:
+    """Tell the operator what became of the last checkpoint: soon nobody can ask any more."""
+    word = agent.last_word()
+    if word is None or not os.path.exists(TERMINATION_LOG):
+        return
+    with contextlib.suppress(OSError), open(TERMINATION_LOG, "wb") as file:
+        file.write(codec.dumps(word))
 
 
 class _Server(uvicorn.Server):
@@ -149,7 +173,7 @@ class _Stop:
         self._told = asyncio.Event()
         self._loop = loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._tell, signal.Signals(number).name)
+            loop.add_signal_handler(number, self.tell, signal.Signals(number).name)
         if exit_with_parent:
             self._watch_parent()
 
@@ -159,7 +183,8 @@ class _Stop:
         await asyncio.wait((told, *servers), return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
 
-    def _tell(self, why: str) -> None:
+    def tell(self, why: str) -> None:
+        """End now, for this reason."""
         if self._told.is_set():
             self.again.set()
         log.info("told to stop: %s", why)
@@ -170,17 +195,17 @@ class _Stop:
         try:
             descriptor = os.pidfd_open(parent)
         except ProcessLookupError:
-            self._tell("the parent is gone")
+            self.tell("the parent is gone")
             return
         if os.getppid() != parent:
-            self._tell("the parent is gone")
+            self.tell("the parent is gone")
             return
         self._loop.add_reader(descriptor, self._parent_gone, descriptor)
 
     def _parent_gone(self, descriptor: int) -> None:
         self._loop.remove_reader(descriptor)
         os.close(descriptor)
-        self._tell("the parent is gone")
+        self.tell("the parent is gone")
         self.again.set()
 
 

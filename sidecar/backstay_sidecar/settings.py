@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 from backstay_protocol.errors import ProtocolError
 from backstay_protocol.names import (
     ENV_EXIT_WITH_PARENT,
+    ENV_NODE,
     ENV_POD,
+    ENV_POD_IP,
     ENV_REPLICA,
     ENV_S3_ACCESS_KEY,
     ENV_S3_SECRET_KEY,
@@ -62,6 +64,12 @@ class Settings:
     """Stop when the process that started this one is gone."""
     grace_seconds: float = DEFAULT_GRACE_SECONDS
     """The pod's termination grace period; `/prestop` answers 20 s before it is over."""
+    pod_ip: str = ""
+    """Told to peers instead of the topology's name, which DNS may know late, or of an older pod."""
+    node: str = ""
+    """Where the pod runs."""
+    flush: bool = False
+    """There is no trainer any more: bring out what its pod left, then end."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.pod.replica < self.topology.replicas:
@@ -95,7 +103,10 @@ class Settings:
     @property
     def address(self) -> str:
         """`host:port` under which peers reach this sidecar."""
-        return self.topology.address_of(self.pod.replica)
+        if not self.pod_ip:
+            return self.topology.address_of(self.pod.replica)
+        host = f"[{self.pod_ip}]" if ":" in self.pod_ip else self.pod_ip
+        return f"{host}:{self.api_port}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -113,6 +124,11 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--volume", metavar="DIR", help=f"the memory volume [{ENV_VOLUME}]")
     it.add_argument(
         "--listen", metavar="HOST", help="address to listen on (default: the host of the own peer)"
+    )
+    it.add_argument(
+        "--flush",
+        action="store_true",
+        help="no trainer runs any more: bring out what is on the disk, then end",
     )
     it.add_argument("--grace-seconds", type=float, default=DEFAULT_GRACE_SECONDS)
     return it
@@ -147,6 +163,9 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         credentials=_credentials(environment),
         exit_with_parent=environment.get(ENV_EXIT_WITH_PARENT) == "1",
         grace_seconds=given.grace_seconds,
+        pod_ip=environment.get(ENV_POD_IP, ""),
+        node=environment.get(ENV_NODE, ""),
+        flush=given.flush,
     )
 
 

@@ -5,6 +5,7 @@ Whatever dies: all ranks end on the same checkpoint of the same attempt, and num
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -85,15 +86,23 @@ def job(tmp_path: Path, remote: Bucket) -> Iterator[SidecarJob]:
 
 
 def opened(
-    tmp_path: Path, remote: Bucket | None, replicas: int = 2, keep_last: int = 2
+    tmp_path: Path,
+    remote: Bucket | None,
+    replicas: int = 2,
+    keep_last: int = 2,
+    endpoint: str = "",
 ) -> SidecarJob:
+    """`endpoint`: of a proxy before the store."""
+    tier = remote.tier(keep_last) if remote else None
+    if tier is not None and endpoint:
+        tier = dataclasses.replace(tier, endpoint=endpoint)
     return SidecarJob(
         tmp_path,
         replicas=replicas,
         tiers=Tiers(
             local=LocalTier(root=str(tmp_path / "disk")),
             neighbor=NeighborTier(),
-            remote=remote.tier(keep_last) if remote else None,
+            remote=tier,
         ),
         generations=dict.fromkeys(range(replicas), GENERATION),
         topology_fields={
@@ -394,6 +403,47 @@ def behind(tmp_path: Path, remote: Bucket, faults: S3Faults) -> SidecarJob:
         topology_fields={"restore": RestoreOptions(barrier_seconds=30, remote_wait_seconds=2)},
         env=remote.env,
     )
+
+
+def test_what_dead_pods_left_on_their_disks_is_brought_out_by_sidecars_alone(
+    tmp_path: Path, remote: Bucket
+) -> None:
+    with (
+        S3Faults(remote.server.address) as faults,
+        opened(tmp_path, remote, endpoint=faults.endpoint) as job,
+    ):
+        start_all(job)
+        attempt, _ = begin(job)
+        faults.refuse()
+        last = save(job, 10, attempt)
+        job.wait_for(lambda: is_local(job, last), "local copies")
+        for replica in range(2):
+            job.kill(replica)
+            job.wipe_memory(replica)
+        faults.heal()
+        for replica in range(2):
+            job.start(replica, wait=False, arguments=("--flush",))
+        job.wait_for(lambda: remote.committed(last), "the commit record")
+        assert [job.wait_dead(replica) for replica in range(2)] == [0, 0]
+
+
+def test_a_sidecar_that_brings_out_what_is_left_does_not_end_before_all_were_heard(
+    tmp_path: Path, remote: Bucket
+) -> None:
+    with opened(tmp_path, remote) as job:
+        start_all(job)
+        attempt, _ = begin(job)
+        first = save(job, 10, attempt)
+        job.wait_for(lambda: remote.committed(first), "the first commit record")
+        for replica in range(2):
+            job.kill(replica)
+            job.wipe_memory(replica)
+        job.start(0, arguments=("--flush",))
+        job.wait_for(lambda: view(job).newest_durable == first, "what is durable to be known")
+        job.wait_for(lambda: view(job).replicas[0].seen_seconds_ago < 1, "its own word")
+        assert job.alive(0)
+        job.start(1, arguments=("--flush",))
+        assert job.wait_dead(0) == 0
 
 
 def test_the_job_view_names_who_is_missing(tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ class SidecarJob:
         env: Mapping[str, str] | None = None,
         wait: bool = True,
         prefix: tuple[str, ...] = (),
+        arguments: tuple[str, ...] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a sidecar and wait until it answers. `prefix`: a command to run it under."""
         assert replica not in self._processes, "stop or kill it first"
@@ -187,7 +188,7 @@ class SidecarJob:
         command = [
             *(*prefix, sys.executable, "-m", "backstay_sidecar"),
             *("--topology", str(self.folder / "topology.json"), *identity),
-            *("--volume", self.memory(replica).root),
+            *("--volume", self.memory(replica).root, *arguments),
         ]
         with log.open("ab") as stderr:
             popen = subprocess.Popen(command, env=environment, stderr=stderr)

@@ -151,6 +151,11 @@ class Census:
             if state.tier == name
         }
 
+    def nodes(self) -> dict[int, str]:
+        """Replica -> its node, of those that know it."""
+        known = self.requests().items()
+        return {replica: request.node for replica, request in known if request.node}
+
     def newest_attempt(self) -> int:
         """Greatest attempt that any sidecar says it is in."""
         return max((request.attempt for request in self.requests().values()), default=0)

@@ -408,4 +408,5 @@ class Duties:
         if self._topology.tiers.neighbor is None:
             return Ring()
         where = {i: address.rpartition(":")[0] for i, address in self._addresses.items()}
+        where.update(self.census.nodes())
         return neighbors(range(self._topology.replicas), where)

@@ -77,8 +77,12 @@ class HttpPeers:
         return f"http://{self._addresses[replica]}"
 
     def moved(self, replica: int, address: str) -> None:
-        """From now on the replica is at this `host:port`."""
-        if address:
+        """From now on the replica is at this `host:port`.
+
+        The leader is always asked for by the topology's name: when its pod is replaced, the one
+        that would tell of it is itself.
+        """
+        if address and replica != LEADER:
             self._addresses[replica] = address
 
     async def join(self, request: JoinRequest) -> JoinReply:

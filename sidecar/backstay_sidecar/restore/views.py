@@ -6,6 +6,7 @@ Used by the leader. Built from what duties and the round driver know, each time 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from backstay_protocol.completeness import complete
 from backstay_protocol.control import State
@@ -14,6 +15,8 @@ from backstay_protocol.messages import (
     CheckpointList,
     CheckpointStatus,
     JobView,
+    LastWord,
+    ProgressReply,
     ReplicaView,
     RestoreView,
     ShardCopy,
@@ -22,6 +25,7 @@ from backstay_protocol.messages import (
 from backstay_protocol.names import MEMORY, REMOTE, TIERS
 from backstay_protocol.rounds import Phase, Round
 from backstay_protocol.topology import Topology
+from backstay_sidecar.restore.census import FRESH_SECONDS
 from backstay_sidecar.restore.duties import Duties
 
 JOINING = "Joining"
@@ -48,6 +52,25 @@ def phase(duties: Duties, current: Round, waiting: bool, topology: Topology) -> 
     if len(states) == topology.world_size and all(state == State.FINISHED for state in states):
         return FINISHED, "all ranks have come to their end"
     return TRAINING, duties.word.message
+
+
+def is_flushed(view: JobView) -> bool:
+    """Whether nothing is left to bring out: all sidecars were heard just now, and the newest
+    checkpoint of any tier is durable.
+    """
+    if not view.attempt or any(r.seen_seconds_ago > FRESH_SECONDS for r in view.replicas):
+        return False
+    newest = max((t.newest.step for t in view.tiers if t.newest is not None), default=-1)
+    return view.newest_durable is not None and view.newest_durable.step >= newest
+
+
+def last_word(word: ProgressReply, published: Iterable[int]) -> LastWord | None:
+    """What is known of the last checkpoint by the leader's word and the steps in the own slots."""
+    steps = {c.step for there in word.complete.values() for c in there} | set(published)
+    if not steps:
+        return None
+    durable = max((checkpoint.step for checkpoint in word.durable), default=-1)
+    return LastWord(newest_step=max(steps), durable_step=durable)
 
 
 def tier_states(duties: Duties, topology: Topology, learned: dict[str, float]) -> list[TierState]:

@@ -124,3 +124,12 @@ async def test_a_replica_that_moved_is_asked_at_its_new_address(server: Answerin
     request = StoreRequest(round="r", record=AttemptRecord(attempt=1, base=None))
     assert (await peers.store(1, request, 1.0)).stored
     await peers.close()
+
+
+async def test_the_leader_is_always_asked_by_the_topologys_name() -> None:
+    """Its pod may be replaced: the old address would be kept for ever."""
+    peers = HttpPeers(topology(2), "t")
+    named = peers.url(0)
+    peers.moved(0, "10.0.0.1:7070")
+    assert peers.url(0) == named
+    await peers.close()

@@ -9,7 +9,9 @@ import pytest
 from backstay_protocol import codec
 from backstay_protocol.names import (
     ENV_EXIT_WITH_PARENT,
+    ENV_NODE,
     ENV_POD,
+    ENV_POD_IP,
     ENV_REPLICA,
     ENV_S3_ACCESS_KEY,
     ENV_S3_SECRET_KEY,
@@ -119,3 +121,18 @@ def test_an_address_that_can_not_be_listened_on_is_named(tmp_path: Path) -> None
     given[ENV_TOPOLOGY] = topology_file(tmp_path, address="host:port")
     with pytest.raises(SettingsError, match="host:port"):
         read_settings([], given)
+
+
+@pytest.mark.parametrize(
+    ("ip", "address"),
+    [("", "127.0.0.9:7070"), ("10.0.0.7", "10.0.0.7:7070"), ("fd00::7", "[fd00::7]:7070")],
+)
+def test_peers_are_told_the_pods_own_address_where_it_is_known(
+    tmp_path: Path, ip: str, address: str
+) -> None:
+    assert read_settings([], environment(tmp_path, **{ENV_POD_IP: ip})).address == address
+
+
+def test_it_is_told_where_it_runs_and_that_no_trainer_comes(tmp_path: Path) -> None:
+    settings = read_settings(["--flush"], environment(tmp_path, **{ENV_NODE: "node-3"}))
+    assert (settings.node, settings.flush) == ("node-3", True)
