@@ -170,8 +170,9 @@ class Applier:
         flushers = [a for a in plan.actions if isinstance(a, CreateFlushPod)]
         if not plan.record.outcome:
             wiring = self._wiring(job, plan.record, memory.uid)
+            leader = _leader_pod(job, plan.record, pods)
             troubles += await self._ensure_objects(
-                job, wiring, memory, now=bool(creations or flushers)
+                job, wiring, memory, leader, now=bool(creations or flushers)
             )
             if not troubles:
                 found = await asyncio.gather(
@@ -199,12 +200,18 @@ class Applier:
     # --- objects ----------------------------------------------------------------------------------
 
     async def _ensure_objects(
-        self, job: TrainingJob, wiring: Wiring, memory: JobMemory, *, now: bool
+        self,
+        job: TrainingJob,
+        wiring: Wiring,
+        memory: JobMemory,
+        leader: Tree | None,
+        *,
+        now: bool,
     ) -> list[Trouble]:
         """Apply what changed, and all of it every few minutes: somebody may have touched it."""
         uid = memory.uid
         objects: list[tuple[Kind, dict[str, Any]]] = [
-            (SERVICE, build_service(job, uid)),
+            (SERVICE, build_service(job, uid, leader)),
             (CONFIG_MAP, build_config_map(job, uid, build_topology(job, wiring))),
             (BUDGET, build_disruption_budget(job, uid)),
             (NETWORK_POLICY, build_network_policy(job, uid, self._around.operator_namespace)),
@@ -343,6 +350,12 @@ def _but_ages(tree: Any) -> Any:
 
 def _digest(tree: object) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def _leader_pod(job: TrainingJob, record: JobRecord, pods: Sequence[Tree]) -> Tree | None:
+    known = record.pods.get(0)
+    name = pod_name(job.name, 0, known.generation) if known is not None else ""
+    return next((pod for pod in pods if pod["metadata"]["name"] == name), None)
 
 
 def _is_owned(tree: Tree, uid: str) -> bool:

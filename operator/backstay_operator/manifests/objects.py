@@ -1,8 +1,8 @@
 """The objects of a job beside its pods: Service, Secret, ConfigMap, budget, policy, claims.
 
 Pure builders: values in, plain dicts out. The control loop's applier sends them. All but the claims
-are owned by the job and go with it; a claim holds checkpoints, so it stays until a person deletes
-it.
+are owned by the job and go with it (the Service with the leader's pod); a claim holds checkpoints,
+so it stays until a person deletes it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,30 @@ def owner_reference(job: TrainingJob, uid: str) -> dict[str, Any]:
     }
 
 
-def build_service(job: TrainingJob, uid: str) -> dict[str, Any]:
-    """Headless: a DNS name for every pod, before it is ready (torchrun needs it to become so)."""
+def build_service(
+    job: TrainingJob, uid: str, leader: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Headless: a DNS name for every pod, before it is ready (torchrun needs it to become so).
+
+    Of the leader's pod as well: when the job is deleted the names are there until that pod has
+    ended, for the last common save goes by them.
+    """
+    metadata = _metadata(job, uid, job.name)
+    if leader is not None:
+        metadata["ownerReferences"].append(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": leader["metadata"]["name"],
+                "uid": leader["metadata"]["uid"],
+                "controller": False,
+                "blockOwnerDeletion": False,
+            }
+        )
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, uid, job.name),
+        "metadata": metadata,
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,

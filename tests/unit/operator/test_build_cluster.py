@@ -82,6 +82,13 @@ def test_pods_have_names_before_they_are_ready(job: TrainingJob) -> None:
     assert spec["publishNotReadyAddresses"] is True
 
 
+def test_names_outlive_a_deleted_job_for_as_long_as_its_leader_saves(job: TrainingJob) -> None:
+    leader = {"metadata": {"name": "gpt-0-7", "uid": "u7"}}
+    first, second = build_service(job, "u1", leader)["metadata"]["ownerReferences"]
+    assert (first["uid"], first["controller"]) == ("u1", True)
+    assert (second["kind"], second["uid"], second["controller"]) == ("Pod", "u7", False)
+
+
 def test_a_token_comes_back_from_its_secret(job: TrainingJob) -> None:
     assert token_of(build_secret(job, "u1", "secret-token")) == "secret-token"
     assert token_of({"data": {}}) == ""

@@ -157,6 +157,18 @@ async def test_a_job_gets_its_objects_before_its_pods_and_owns_them(world: World
     assert {t["metadata"]["ownerReferences"][0]["uid"] for t in owned} == {uid}
 
 
+async def test_the_service_goes_with_the_pod_that_is_the_leader_now(world: World) -> None:
+    await world.train()
+    for _ in range(2):
+        service = world.cluster.objects["Service", "team", "gpt"]
+        leader = next(p for p in world.cluster.pods() if p["metadata"]["name"].startswith("gpt-0-"))
+        owners = [owner["uid"] for owner in service["metadata"]["ownerReferences"]]
+        assert owners == [world.job["metadata"]["uid"], leader["metadata"]["uid"]]
+        del world.cluster.objects["Pod", "team", leader["metadata"]["name"]]
+        await world.look()
+        await world.look()
+
+
 async def test_a_job_that_trains_costs_no_write(world: World) -> None:
     await world.train()
     assert world.status["ready"] == "3/3"
