@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+from array import array
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 
 def capture() -> dict[str, Any]:
     """The states now, as values that the objects blob can carry."""
-    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    states: dict[str, Any] = {"python": _python_state(), "torch": torch.get_rng_state()}
     numpy_random = _numpy_random()
     if numpy_random is not None:
         states["numpy"] = numpy_random.get_state(legacy=False)
@@ -28,7 +29,7 @@ def capture() -> dict[str, Any]:
 def restore(states: dict[str, Any]) -> tuple[str, ...]:
     """Put the states back. Returns a sentence for each that has no place here."""
     untouched = []
-    random.setstate(states["python"])
+    _set_python_state(states["python"])
     torch.set_rng_state(states["torch"])
     if "numpy" in states:
         import numpy
@@ -43,6 +44,22 @@ def restore(states: dict[str, Any]) -> tuple[str, ...]:
             f"random state of {len(saved_cuda)} CUDA devices was saved, here are {devices}"
         )
     return tuple(untouched)
+
+
+def _python_state() -> dict[str, Any]:
+    """Its 625 words as one tensor: as single values they cost a third of a whole `step()`."""
+    version, words, gauss = random.getstate()
+    packed = array("Q", words).tobytes()  # bytes of this machine's order; all have the same
+    return {
+        "version": version,
+        "words": torch.frombuffer(bytearray(packed), dtype=torch.uint8),
+        "gauss": gauss,
+    }
+
+
+def _set_python_state(state: dict[str, Any]) -> None:
+    words = array("Q", state["words"].numpy().tobytes())
+    random.setstate((state["version"], tuple(words), state["gauss"]))
 
 
 def _numpy_random() -> Any:
