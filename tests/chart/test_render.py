@@ -210,6 +210,12 @@ def test_the_operator_is_probed_on_its_health_port_and_has_limits() -> None:
     assert only["resources"]["limits"]["memory"]
 
 
+def test_the_operator_does_not_wait_five_minutes_on_a_lost_node() -> None:
+    tolerated = the("Deployment", objects())["spec"]["template"]["spec"]["tolerations"]
+    seconds = {one["key"].split("/")[1]: one["tolerationSeconds"] for one in tolerated}
+    assert seconds == {"not-ready": 15, "unreachable": 15}
+
+
 def test_a_changed_setting_restarts_the_operator_and_the_same_does_not() -> None:
     def checksum(values: dict[str, Any]) -> str:
         template = the("Deployment", objects(values))["spec"]["template"]
