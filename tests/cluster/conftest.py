@@ -1,16 +1,17 @@
 """Fixtures of the cluster tests; docs/cluster-tests.md says how to run them.
 
 Where no cluster can run, each test is skipped with one line that says why. The time limit of these
-tests is set here.
+tests is set here. Tests of the one long job come last: it would keep the machine busy all the time.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from cluster.installed_chart import Chart
 from cluster.kube import Kube
 from cluster.machine import Cluster
 from cluster.object_store import Store
+from cluster.training import SECRET, START_SECONDS, Job, manifest
 
 TEST_SECONDS = 600
 HERE = Path(__file__).parent
@@ -30,6 +32,7 @@ PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A longer limit for the test itself; fixtures, which may build Kubernetes, limit their own."""
     reason = _why_not()
+    items.sort(key=lambda item: "long_job" in getattr(item, "fixturenames", ()))
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
@@ -117,3 +120,46 @@ def chart(kube: Kube, images: dict[str, Image]) -> Iterator[Chart]:
     operator, sidecar = images["backstay-operator"], images["backstay-sidecar"]
     with installed_chart.installed(kube, operator, sidecar) as it:
         yield it
+
+
+@pytest.fixture(scope="session")
+def place(kube: Kube, chart: Chart, store: Store) -> Iterator[str]:
+    """A namespace with the store's keys, and an operator that works."""
+    with kube.namespace("test-jobs", PRIVILEGED) as name:
+        kube.apply(store.secret(SECRET), namespace=name)
+        yield name
+
+
+@pytest.fixture(scope="session")
+def make_job(
+    kube: Kube, place: str, store: Store, images: dict[str, Image], torch_folder: str
+) -> Callable[..., Job]:
+    """Name and fields of `training.manifest` to a job, not applied yet."""
+    image = images["backstay-example-trainer"].reference
+
+    def make(name: str, **fields: Any) -> Job:
+        return Job(kube, place, manifest(name, image, store, torch_folder, **fields))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def _endless(make_job: Callable[..., Job]) -> Iterator[Job]:
+    job = make_job("long")
+    job.apply()
+    yield job
+    job.delete()
+    job.wait("its pods are gone", lambda: not job.pods(), 150)
+
+
+@pytest.fixture
+def long_job(_endless: Job) -> Job:
+    """One job that trains as long as there are tests: each finds it training and leaves it so."""
+    try:
+        _endless.wait_training(timeout=START_SECONDS)
+    except AssertionError:  # an earlier test has left it in ruins; that one has failed
+        _endless.delete()
+        _endless.wait("its pods are gone", lambda: not _endless.pods(), 150)
+        _endless.apply()
+        _endless.wait_training(timeout=START_SECONDS)
+    return _endless

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.built_images import ROOT, Image
-from cluster.kube import Kube
+from cluster.kube import Kube, Object, is_true
 from cluster.machine import TORCH_FOLDER, program
 
 NAMESPACE = "backstay-system"
 RELEASE = "backstay"
+DEPLOYMENT = "backstay-operator"
 CHART = ROOT / "charts" / "backstay"
 WAIT_SECONDS = 120
 
@@ -53,6 +54,51 @@ class Chart:
             dump = self.kube.dump(self.namespace)
             raise AssertionError(f"helm {' '.join(argv)}: {done.stderr.strip()}\n{dump}")
         return done.stdout
+
+    # --- the operator's pod -----------------------------------------------------------------
+
+    def operators(self) -> list[Object]:
+        """Pods of the operator that have not been told to end."""
+        pods = self.kube.list("pods", self.namespace, "app.kubernetes.io/component=operator")
+        return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+
+    def node(self) -> str:
+        """Where the operator runs."""
+        return str(self.operators()[0]["spec"]["nodeName"])
+
+    def kill(self) -> None:
+        """SIGKILL, without a word to its Lease; the Deployment makes another one."""
+        for pod in self.operators():
+            name = pod["metadata"]["name"]
+            self.kube.delete("pod", name, self.namespace, "--grace-period=0", "--force")
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """No operator within the block; one that works again after it."""
+        self._scale(0)
+        try:
+            self.kube.wait("no operator", lambda: not self._pods(), namespace=self.namespace)
+            yield
+        finally:
+            self._scale(1)
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until the operator is up; that it leads takes a moment more."""
+        self.kube.wait(
+            "an operator Ready",
+            lambda: any(is_true(pod, "Ready") for pod in self.operators()),
+            timeout=WAIT_SECONDS,
+            namespace=self.namespace,
+        )
+
+    def _scale(self, replicas: int) -> None:
+        self.kube.run(
+            "scale", "deployment", DEPLOYMENT, "-n", self.namespace, f"--replicas={replicas}"
+        )
+
+    def _pods(self) -> list[Object]:
+        return self.kube.list("pods", self.namespace, "app.kubernetes.io/component=operator")
 
 
 @contextmanager

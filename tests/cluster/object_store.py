@@ -16,6 +16,7 @@ NAMESPACE = "backstay-store"
 NAME = "s3"
 PORT = 8333
 BUCKET = "checkpoints"
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,18 @@ def _pod(image: str) -> Object:
         "kind": "Pod",
         "metadata": {"name": NAME, "labels": {"app": NAME}},
         "spec": {
+            # Beside the nodes that tests break, where there is such a place.
+            "affinity": {"nodeAffinity": _on_control_plane()},
+            "tolerations": [{"key": CONTROL_PLANE, "operator": "Exists"}],
             "containers": [container],
             "volumes": [{"name": "data", "emptyDir": {}}],
             "terminationGracePeriodSeconds": 2,
             "automountServiceAccountToken": False,
         },
     }
+
+
+def _on_control_plane() -> Object:
+    preference = {"matchExpressions": [{"key": CONTROL_PLANE, "operator": "Exists"}]}
+    preferred = [{"weight": 100, "preference": preference}]
+    return {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
