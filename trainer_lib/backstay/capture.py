@@ -36,7 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from backstay import objects, plan, rng
 from backstay.copying import Copy, Streams, Transfer, batches
 from backstay.errors import UnsupportedValue
-from backstay.gathering import Gather, StoreGathers
+from backstay.gathering import Gather, StoreGathers, process_group_world
 from backstay.planned import Division, Planned, Planner
 from backstay.savejob import CopyThread, Job, NewestThread, SaveResult, Skip
 from backstay.slotchoice import Chain
@@ -125,9 +125,8 @@ class CaptureEngine:
         self._clock = clock
         self._slots = SlotMap(memory, rank, num_slots, clock=clock)
         self._keeper = SlotKeeper(memory, rank, self._slots, self._told, self._bounds, clock)
-        self._planner = Planner(
-            self._walk, gather or StoreGathers(), rank, world_size, self._want_replan, clock
-        )
+        gather = gather or StoreGathers(lambda: process_group_world(rank, world_size))
+        self._planner = Planner(self._walk, gather, rank, world_size, self._want_replan, clock)
         self._trust = Trust()
         self._streams = Streams()
         self._thread = CopyThread()

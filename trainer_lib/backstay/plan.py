@@ -79,7 +79,9 @@ def make_plan(
         raise
     everyone = gather(mine)
     if len(everyone) != world_size or any(len(other) != len(mine) for other in everyone):
-        raise ValueError(f"gathered {len(everyone)} digests for a world of {world_size}")
+        raise GatherFailed(f"gathered {len(everyone)} digests for a world of {world_size}")
+    if everyone[rank] != mine:
+        raise GatherFailed("the digests that were gathered are not of this world")
     replicas = [other[DIGEST_BYTES:] for other in everyone]
     return _Planner(structure, rank, replicas).plan(binary_digest(b"".join(everyone)).hex())
 
@@ -201,7 +203,8 @@ class _Planner:
 
 def _structure_digest(structure: Structure) -> bytes:
     rows = [
-        f"{t.name} {t.local.dtype} {tuple(t.local.shape)} {t.offsets} {t.global_shape} {t.group}"
+        f"{t.name} {t.kind.name} {t.local.dtype} {tuple(t.local.shape)} {t.offsets} "
+        f"{t.global_shape} {t.group} {t.is_dtensor}"
         for t in structure.tensors
     ]
     return binary_digest("\n".join(rows).encode())

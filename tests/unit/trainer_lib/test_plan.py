@@ -9,6 +9,7 @@ from torch import nn
 
 from backstay import plan as planning
 from backstay.digest import RunningDigest
+from backstay.gathering import GatherFailed
 from backstay.plan import NOTHING, Plan, estimated_bytes, local_plan, make_plan
 from backstay.structure import Kind, Structure, walk
 
@@ -123,8 +124,26 @@ def test_the_estimate_shares_replicas() -> None:
 
 
 def test_a_world_that_gathers_too_little_is_an_error() -> None:
-    with pytest.raises(ValueError, match="world of 2"):
+    with pytest.raises(GatherFailed, match="world of 2"):
         make_plan(replicas(0, 2), 0, 2, lambda mine: [mine])
+
+
+def test_a_gather_in_which_this_rank_said_something_else_is_no_plan() -> None:
+    """Its share would follow from what it no longer holds, and tensors would be missing."""
+    with pytest.raises(GatherFailed, match="not of this world"):
+        make_plan(replicas(0, 2), 0, 2, lambda mine: [bytes(len(mine)), mine])
+
+
+def test_a_parameter_that_became_a_buffer_is_planned_anew() -> None:
+    """Each rank writes its own buffers; what the plan gave to another rank would be missing."""
+    module = nn.Linear(2, 2, bias=False)
+    before = walk({"model": module}, rank=0, world_size=2)
+    made = make_plan(before, 0, 2, lambda mine: [mine, mine])
+    value = module.weight.detach()
+    del module.weight
+    module.register_buffer("weight", value)
+    after = walk({"model": module}, rank=0, world_size=2)
+    assert planning.carried_over(made, before, after) is None
 
 
 def test_a_rank_without_memory_to_compare_values_still_joins_the_gather(
