@@ -127,10 +127,13 @@ class Running:
         """Checkpointer.save."""
         if step is not None and step < self._step:
             return not_saved(step, f"step {step} is over, the last one reported is {self._step}")
+        replan = False
         if step is not None and step > self._step:
+            order = due(self._words, self._step, step)
+            replan = order is not None and order.replan
             self._step = step
             self._attachment.report(step)
-        saved = self._force(metadata)
+        saved = self._save(FORCED, metadata, replan=True) if replan else self._force(metadata)
         saved.settle = self._engine.wait
         return saved
 
