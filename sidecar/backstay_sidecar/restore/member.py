@@ -108,6 +108,8 @@ class Member:
             RemoteLayout(tier.prefix, topology.run) if tier else None,
         )
         self._desk = Desk()
+        self._unanswered: dict[str, float] = {}
+        """Process whose go-ahead only attempt.json knows -> since when the leader is silent."""
         self._door: LeaderDoor | None = None
         self._writing = asyncio.Lock()
         self._tasks = Tasks(emit)
@@ -301,8 +303,12 @@ class Member:
         try:
             reply = await self._door.verdict(asked)
         except (Unreachable, Refused) as error:
+            since = self._unanswered.setdefault(request.nonce, self._clock.monotonic())
             await self._pause(self._desk.version)
+            if self._clock.monotonic() - since > self._topology.restore.barrier_seconds:
+                return ConfirmReply(status=FAILED, message=self._away_for_good(error))
             return ConfirmReply(status=WAIT, message=f"the leader can't be reached: {error}")
+        self._unanswered.clear()
         return ConfirmReply(
             status=reply.status,
             message=reply.message,
@@ -369,12 +375,14 @@ class Member:
         )
 
     def _leader_away(self, error: BackstayError, since: float) -> None:
-        barrier = self._topology.restore.barrier_seconds
-        why = f"the leader can't be reached: {error}"
-        if self._clock.monotonic() - since > barrier:
-            self._desk.fail(f"for {barrier:.0f} s {why}")
+        if self._clock.monotonic() - since > self._topology.restore.barrier_seconds:
+            self._desk.fail(self._away_for_good(error))
         else:
-            self._desk.say(why)
+            self._desk.say(f"the leader can't be reached: {error}")
+
+    def _away_for_good(self, error: BackstayError) -> str:
+        barrier = self._topology.restore.barrier_seconds
+        return f"for {barrier:.0f} s the leader can't be reached: {error}"
 
     def _drop_silent(self) -> None:
         for joined in self._desk.drop_silent(self._clock.monotonic() - SILENT_SECONDS):

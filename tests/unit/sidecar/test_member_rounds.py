@@ -9,6 +9,7 @@ import pytest
 
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import BadSource, Decision
+from backstay_protocol.topology import RestoreOptions
 from backstay_sidecar.restore.member import Member
 from support.restore_fakes import FakeStore, copy, remote_tier
 from support.round_world import Rank, World
@@ -223,6 +224,21 @@ async def test_after_a_restart_a_leader_that_is_away_is_waited_for(tmp_path: Pat
         world.wire.cut, world.wire.refuse_ran = set(), set()
         assert (await answer).status == "go"
         assert {reply.status for _, reply in [await task for task in world.running]} == {"go"}
+
+
+async def test_after_a_restart_a_leader_that_is_gone_for_good_is_not_waited_for_without_end(
+    tmp_path: Path,
+) -> None:
+    async with World(tmp_path, 3, restore=RestoreOptions(barrier_seconds=1)) as world:
+        rank, decision = await _stored_by_one_only(world)
+        world.wire.cut = {0}
+        async with asyncio.timeout(10):
+            answer = await rank.confirm(decision)
+        for task in world.running:
+            task.cancel()
+        await asyncio.gather(*world.running, return_exceptions=True)
+    assert answer.status == "failed"
+    assert "for 1 s the leader can't be reached" in answer.message
 
 
 async def test_a_sidecar_that_restarts_while_its_ranks_load_takes_them_back_in(
