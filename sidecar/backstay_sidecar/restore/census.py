@@ -82,6 +82,10 @@ class Census:
         """Whether every sidecar of the job was heard of just now."""
         return all(self.age(i, now) <= FRESH_SECONDS for i in range(self._topology.replicas))
 
+    def all_heard(self) -> bool:
+        """Whether every sidecar of the job has ever told this leader something."""
+        return len(self._heard) == self._topology.replicas
+
     @property
     def moved_at(self) -> float:
         """When this leader last saw a step or a state of any rank change, by its own clock."""

@@ -26,7 +26,7 @@ from backstay_protocol.retention import ThinView, thin
 from backstay_protocol.ring import Ring, neighbors
 from backstay_protocol.schedules import chosen_by_time, due
 from backstay_protocol.topology import Schedule, Topology
-from backstay_sidecar.restore.census import Census
+from backstay_sidecar.restore.census import FRESH_SECONDS, Census
 from backstay_sidecar.restore.orders import NOTICE_SECONDS, Look, OrderBook, silence
 
 KEPT_FOR_UPLOAD = 2
@@ -77,6 +77,7 @@ class Duties:
         """Tier -> the last one chosen for it by time that was complete there."""
         self._addresses: dict[int, str] = {p.replica: p.address for p in topology.peers}
         self._replaced_by = 0
+        self._begun_at = float("-inf")
         self._word = ProgressReply(attempt=0, version=first_version)
 
     # --- what happens -------------------------------------------------------------------------
@@ -107,8 +108,16 @@ class Duties:
         """What people want deleted and no rule protects."""
         return frozenset(self._unwanted) - self.protected()
 
+    @property
+    def newest_copy(self) -> CheckpointId | None:
+        """The newest on the lineage of which any sidecar holds something."""
+        found = {copy.checkpoint for copy in self.census.copies()}
+        found.update(c for there in self.census.published().values() for c in there)
+        return next(iter(self._history(found)), None)
+
     def begin(self, record: AttemptRecord, now: float) -> None:
         """An attempt has its go-ahead, or this leader found one that has."""
+        self._begun_at = now
         self.record = record
         self.orders = OrderBook(self._topology, record.attempt, now)
         self.census.begin(record.attempt, now)
@@ -190,7 +199,8 @@ class Duties:
         message = f"step {safe} is the newest in {outermost}"
         if not self.census.training(self.attempt):  # nobody can save: what is there shall be safe
             last = max((c.step for cs in self._word.complete.values() for c in cs), default=0)
-            return FlushReply(step=last, durable=safe >= last, message=message)
+            heard = self.census.all_heard()  # by a leader that has just started, they are not
+            return FlushReply(step=last, durable=heard and safe >= last, message=message)
         if not orders.forced_step and not orders.forced_pending:
             orders.force_save()
         step = orders.forced_step
@@ -232,7 +242,7 @@ class Duties:
         return self._word
 
     def _decide(self, look: Look) -> ProgressReply:
-        ring = self._ring()
+        ring = self._ring(look.now)
         if self.record is None or self.orders is None or self.superseded:
             why = f"attempt {self.superseded} has replaced this world" if self.superseded else ""
             return ProgressReply(attempt=0, addresses=dict(self._addresses), message=why)
@@ -404,8 +414,13 @@ class Duties:
                 return -(-longest // self._topology.processes_per_replica)
         return 0
 
-    def _ring(self) -> Ring:
+    def _ring(self, now: float) -> Ring:
+        """None for a moment while a new leader does not know where all run: by addresses alone it
+        would be another one, and for that long both copies might lie on one node.
+        """
         if self._topology.tiers.neighbor is None:
+            return Ring()
+        if not self.census.all_heard() and now - self._begun_at < FRESH_SECONDS:
             return Ring()
         where = {i: address.rpartition(":")[0] for i, address in self._addresses.items()}
         where.update(self.census.nodes())

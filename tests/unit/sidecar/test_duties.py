@@ -70,8 +70,8 @@ class Job:
                 "generation": 7,
                 "attempt": A,
                 "ranks": (rank,),
-                "published": {replica: tuple(self.published[replica])},
-                "inventory": Inventory(copies=tuple(self.copies[replica])),
+                "published": {replica: tuple(self.published.get(replica, ()))},
+                "inventory": Inventory(copies=tuple(self.copies.get(replica, ()))),
                 "tiers": self.tiers,
                 **more,
             }
@@ -679,3 +679,44 @@ def test_a_leader_that_was_paused_trusts_no_word_that_may_have_waited_meanwhile(
     job.rank = {}
     orders = job.word(seconds=4.0, steps=6000).orders
     assert (orders.leave_attempt, orders.save_at_step < -job.step) == (0, True)
+
+
+def test_a_leader_that_was_restarted_does_not_call_a_flush_done_before_all_were_heard() -> None:
+    """Whoever asks deletes pods by the answer."""
+    job = Job(with_remote())
+    assert not job.duties.flush().durable
+    job.hear(0)
+    job.duties.speak(job.duties.look(job.now))
+    assert not job.duties.flush().durable
+
+
+def test_the_newest_copy_in_sight_counts_whole_or_not_if_it_is_on_the_lineage() -> None:
+    job = Job(with_remote())
+    job.copies[0] = [
+        copy(30, A, 0, "local", 0),
+        copy(30, A, 1, "neighbor", 0),
+        copy(90, BASE.attempt, 0, "local", 0),
+    ]
+    job.word()
+    assert job.duties.newest_copy == CheckpointId(30, A)
+
+
+def test_a_leader_that_was_restarted_names_no_neighbours_before_it_knows_all_nodes() -> None:
+    """By addresses alone the ring would be another one, with both copies on one node."""
+    job = Job(topology(4))
+    nodes = {0: "a", 1: "a", 2: "b", 3: "b"}
+    for replica in (0, 1):
+        job.hear(replica, node=nodes[replica])
+    assert job.duties.speak(job.duties.look(job.now)).neighbors == {}
+    for replica in (2, 3):
+        job.hear(replica, node=nodes[replica])
+    ring = job.duties.speak(job.duties.look(job.now)).neighbors
+    assert all(nodes[a] != nodes[b] for a, b in ring.items())
+
+
+def test_a_replica_that_is_never_heard_does_not_keep_the_others_without_neighbours() -> None:
+    job = Job(topology(4))
+    job.now += 60
+    for replica in (0, 1, 2):
+        job.hear(replica, node=f"n{replica}")
+    assert len(job.duties.speak(job.duties.look(job.now)).neighbors) == 4
