@@ -578,6 +578,8 @@ class JobView:
     restores: tuple[RestoreView, ...] = ()
     """Newest last, at most 20."""
     newest_durable: CheckpointId | None = None
+    newest_copy: CheckpointId | None = None
+    """The newest on the lineage of which any shard is in sight, whole in a tier or not."""
     warnings: tuple[str, ...] = ()
 
 

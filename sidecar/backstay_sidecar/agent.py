@@ -32,7 +32,6 @@ from backstay_protocol.messages import (
     FlushReply,
     Inventory,
     JobView,
-    LastWord,
     ProgressReply,
     ProgressRequest,
     ReplicaOffer,
@@ -61,6 +60,7 @@ from backstay_sidecar.events import Events
 from backstay_sidecar.metrics import Metrics
 from backstay_sidecar.replication.control import ControlBlocks
 from backstay_sidecar.replication.deleted import Deleted
+from backstay_sidecar.replication.ending import Ending
 from backstay_sidecar.replication.gate import Gated
 from backstay_sidecar.replication.keeper import REFUSED, Keeper
 from backstay_sidecar.replication.prestop import Prestop
@@ -68,7 +68,6 @@ from backstay_sidecar.replication.progress import Progress
 from backstay_sidecar.replication.refill import Elsewhere, refill
 from backstay_sidecar.replication.replicator import Replicator
 from backstay_sidecar.replication.wanted import LeaderWord, to_strike
-from backstay_sidecar.restore import views
 from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.restore.member import Member
 from backstay_sidecar.restore.peers import LEADER, HttpPeers
@@ -175,6 +174,13 @@ class Agent:
             grace_seconds=settings.grace_seconds,
             clock=clock,
             emit=emit,
+        )
+        self.ending = Ending(
+            alone=settings.flush,
+            job=self.job,
+            reply=self._counting_reply,
+            lineage=lambda: self.member.lineage,
+            here=lambda: self.replicator.here,
         )
 
     def _outer_tiers(self) -> dict[str, WritableTier]:
@@ -414,6 +420,8 @@ class Agent:
             self.prestop.news()
 
     def _follow_neighbor(self, reply: ProgressReply) -> None:
+        if not reply.neighbors:
+            return  # a new leader that does not know yet where all run: the old one stays
         keeper = reply.neighbors.get(self.replica)
         address = "" if keeper is None else reply.addresses.get(keeper, "")
         if keeper is None or keeper == self.replica:
@@ -586,19 +594,11 @@ class Agent:
             return self.leader.flush()
         return await self.peers.call(LEADER, URL_FLUSH, {}, FlushReply, 0.0)
 
-    async def flushed(self) -> bool:
-        """Whether every sidecar is heard and what is newest is durable, by the leader."""
-        try:
-            return views.is_flushed(await self.job())
-        except (BackstayError, OSError):
-            return False
-
-    def last_word(self) -> LastWord | None:
-        """What is known of the last checkpoint; None: the leader's word is missing."""
+    def _counting_reply(self) -> ProgressReply | None:
+        """The leader's last word, while it answers and its attempt is the one promised here."""
         reply = self.reply
-        if reply is None or reply.attempt != self.member.attempt or self.progress.trouble:
-            return None
-        return views.last_word(reply, [f.manifest.step for f in self.replicator.here.published])
+        missing = reply is None or reply.attempt != self.member.attempt or self.progress.trouble
+        return None if missing else reply
 
     def _step_to_save(self) -> int:
         """The last step of this pod's ranks that have not come to their end; 0: nobody trains."""

@@ -117,7 +117,7 @@ async def _drain(agent: Agent, stop: _Stop) -> None:
 
 async def _flush(agent: Agent, stop: _Stop) -> None:
     """Until nothing is left to bring out; the others may still ask this one for a while."""
-    while not await agent.flushed():  # noqa: ASYNC110 - the leader, elsewhere, is asked
+    while not await agent.ending.flushed():  # noqa: ASYNC110 - the leader, elsewhere, is asked
         await asyncio.sleep(FLUSH_SECONDS)
     await asyncio.sleep(3 * FLUSH_SECONDS)
     stop.tell("the last checkpoint is durable")
@@ -125,7 +125,7 @@ async def _flush(agent: Agent, stop: _Stop) -> None:
 
 def _leave_word(agent: Agent) -> None:
     """Tell the operator what became of the last checkpoint: soon nobody can ask any more."""
-    word = agent.last_word()
+    word = agent.ending.last_word()
     if word is None or not os.path.exists(TERMINATION_LOG):
         return
     with contextlib.suppress(OSError), open(TERMINATION_LOG, "wb") as file:

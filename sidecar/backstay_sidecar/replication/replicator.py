@@ -75,6 +75,9 @@ class Here:
     disk_error: str = ""
 
 
+NOT_LOOKED = "the disk was not looked at yet"
+
+
 class Replicator:
     """One per sidecar. All state is touched in the event loop only."""
 
@@ -95,7 +98,7 @@ class Replicator:
         """`outer`: neighbor and remote, where configured; `word`: the leader's word that counts
         now; `changed` is called when what is here, or its way outwards, has changed.
         """
-        self.here = Here()
+        self.here = Here(disk_error=NOT_LOOKED if local is not None else "")
         self.cancel = Event()
         self._memory = memory
         self._local = local

@@ -22,7 +22,7 @@ from backstay_protocol.messages import (
     ShardCopy,
     TierState,
 )
-from backstay_protocol.names import MEMORY, REMOTE, TIERS
+from backstay_protocol.names import LOCAL, MEMORY, REMOTE, TIERS
 from backstay_protocol.rounds import Phase, Round
 from backstay_protocol.topology import Topology
 from backstay_sidecar.restore.census import FRESH_SECONDS
@@ -55,18 +55,25 @@ def phase(duties: Duties, current: Round, waiting: bool, topology: Topology) -> 
 
 
 def is_flushed(view: JobView) -> bool:
-    """Whether nothing is left to bring out: all sidecars were heard just now, and the newest
-    checkpoint of any tier is durable.
+    """Whether nothing is left to bring out: all sidecars were heard just now and have looked at
+    their disks, and nothing newer than the newest durable checkpoint is in sight, not even a part
+    of one (the rest may lie in another tier).
     """
-    if not view.attempt or any(r.seen_seconds_ago > FRESH_SECONDS for r in view.replicas):
+    replicas = view.replicas
+    if not view.attempt or any(r.seen_seconds_ago > FRESH_SECONDS for r in replicas):
         return False
-    newest = max((t.newest.step for t in view.tiers if t.newest is not None), default=-1)
+    if any(tier.tier == LOCAL and not tier.ok for r in replicas for tier in r.tiers):
+        return False
+    there = [view.newest_copy, *(tier.newest for tier in view.tiers)]
+    newest = max((checkpoint.step for checkpoint in there if checkpoint is not None), default=-1)
     return view.newest_durable is not None and view.newest_durable.step >= newest
 
 
-def last_word(word: ProgressReply, published: Iterable[int]) -> LastWord | None:
-    """What is known of the last checkpoint by the leader's word and the steps in the own slots."""
-    steps = {c.step for there in word.complete.values() for c in there} | set(published)
+def last_word(word: ProgressReply, own: Iterable[int]) -> LastWord | None:
+    """What is known of the last checkpoint by the leader's word and the steps of which something
+    lies here.
+    """
+    steps = {c.step for there in word.complete.values() for c in there} | set(own)
     if not steps:
         return None
     durable = max((checkpoint.step for checkpoint in word.durable), default=-1)
@@ -133,6 +140,7 @@ def job_view(
         tiers=tuple(tier_states(duties, topology, learned)),
         restores=restores,
         newest_durable=durable[0] if durable else None,
+        newest_copy=duties.newest_copy,
         warnings=_warnings(duties, topology),
     )
 

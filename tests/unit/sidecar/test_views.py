@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,13 @@ def seen(*ages: float, durable: int = 20, newest: int = 20, attempt: int = ATTEM
     )
 
 
+def with_disk(ok: bool) -> JobView:
+    """One whose second sidecar has its disk before it, or not yet."""
+    view = seen(0.1, 3.0)
+    second = replace(view.replicas[1], tiers=(TierState(tier="local", ok=ok),))
+    return replace(view, replicas=(view.replicas[0], second))
+
+
 @pytest.mark.parametrize(
     ("view", "flushed"),
     [
@@ -71,6 +79,13 @@ def seen(*ages: float, durable: int = 20, newest: int = 20, attempt: int = ATTEM
         pytest.param(seen(0.1, durable=10), False, id="the-newest-is-not-durable"),
         pytest.param(seen(0.1, durable=0), False, id="nothing-durable"),
         pytest.param(seen(0.1, attempt=0), False, id="no-attempt"),
+        pytest.param(
+            replace(seen(0.1, 3.0), newest_copy=CheckpointId(30, ATTEMPT)),
+            False,
+            id="a-newer-one-lies-in-pieces-in-several-tiers",
+        ),
+        pytest.param(with_disk(False), False, id="a-disk-was-not-looked-at"),
+        pytest.param(with_disk(True), True, id="each-disk-was-looked-at"),
     ],
 )
 def test_nothing_is_left_to_bring_out_only_when_all_say_so(view: JobView, flushed: bool) -> None:
