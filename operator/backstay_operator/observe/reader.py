@@ -78,7 +78,8 @@ class Reader:
         host = _leader_host(pods, record)
         view = await self._ask_leader(job, host, memory)
         nodes = await self._nodes(job, pods)
-        states = [(p, self._state(p, job, nodes, view, memory)) for p in pods]
+        silent = self._silent(pods, view, memory)
+        states = [(p, self._state(p, job, nodes, silent)) for p in pods]
         self._note_calm(pods, view, memory)
         deaths, words = early_deaths((p for p in pods if not is_flush_pod(p)), memory.calm_restarts)
         observed = Observed(
@@ -121,8 +122,7 @@ class Reader:
         pod: Tree,
         job: TrainingJob,
         nodes: dict[str, NodeState],
-        view: JobView | None,
-        memory: JobMemory,
+        silent: dict[str, float],
     ) -> PodState:
         name = pod["spec"].get("nodeName") or ""
         node, why = nodes.get(name), ""
@@ -130,13 +130,26 @@ class Reader:
             why = why_lost(
                 name,
                 node,
-                missed_seconds=self._missed(pod, view, memory),
+                missed_seconds=silent.get(name, 0.0),
                 limit_seconds=job.spec.node_lost_seconds or self._settings.node_lost_seconds,
                 now=self._clock.time(),
             )
         domain = node.labels.get(_topology_key(job), "") if node is not None else ""
         drain = drain_taint(node, self._settings.drain_taints)
         return pod_state(pod, node_why=why, drain=drain, domain=domain)
+
+    def _silent(
+        self, pods: Iterable[Tree], view: JobView | None, memory: JobMemory
+    ) -> dict[str, float]:
+        """Node -> how long one of the job's pods there has been missed.
+
+        By node: where the leader is lost, nobody says anything of those who were lost with it.
+        """
+        silent: dict[str, float] = {}
+        for pod in pods:
+            name = pod["spec"].get("nodeName") or ""
+            silent[name] = max(silent.get(name, 0.0), self._missed(pod, view, memory))
+        return silent
 
     def _missed(self, pod: Tree, view: JobView | None, memory: JobMemory) -> float:
         """Of the leader itself we know: it answers us, or not."""

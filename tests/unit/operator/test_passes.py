@@ -317,6 +317,18 @@ async def test_the_leaders_own_node_is_missed_by_the_operator_itself(world: Worl
     assert f"create Pod gpt-0-{FIRST + 1}" in world.writes()
 
 
+async def test_who_was_lost_with_the_leader_is_replaced_with_it(world: World) -> None:
+    await world.train()
+    world.cluster.pod_of(2)["spec"]["nodeName"] = "node-0"
+    world.cluster.lose_node("node-0")
+    world.leaders.view = None
+    await world.look()
+    world.clock.pass_time(10)
+    await world.look()
+    created = [call for call in world.writes() if call.startswith("create Pod")]
+    assert sorted(created) == [f"create Pod gpt-0-{FIRST + 1}", f"create Pod gpt-2-{FIRST + 2}"]
+
+
 async def test_a_recovery_is_told_with_its_phases_and_tier(world: World) -> None:
     await world.train()
     world.cluster.lose_node("node-1")
