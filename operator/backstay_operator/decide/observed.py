@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from backstay_operator.api.job import TrainingJob
@@ -143,6 +144,8 @@ class LeaderFacts:
     durable_step: int = -1
     tier_troubles: tuple[str, ...] = ()
     """Sentences of tiers that are not well."""
+    last_steps: Mapping[int, float] = field(default_factory=dict)
+    """Replica -> when a rank of its that trains made its last step, seconds since the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from backstay_operator.decide.plan import (
     Outcome,
     Plan,
 )
+from backstay_operator.decide.stuck import why_stuck
 from backstay_operator.manifests.topology import pod_identity
 from backstay_operator.settings import RestartSettings
 
@@ -244,16 +245,17 @@ def _creation_unfinished(case: _Case) -> Plan | None:
 
 def _has_lost_pods(case: _Case) -> Plan | None:
     observed, record = case.observed, case.record
-    lost = {r: why for r in sorted(record.pods) if (why := _why_lost(observed, r))}
+    lost = {r: why for r in sorted(record.pods) if (why := _why_lost(observed, r, case.now))}
     if not lost:
         return None
     deletions: list[Action] = []
     for replica in lost:
         pod = observed.current(replica)
         if pod is not None:
-            deletions.append(_delete(pod, lost[replica], graceful=pod.node_alive))
+            heeds = pod.node_alive and not _stuck(observed, pod, case.now)
+            deletions.append(_delete(pod, lost[replica], graceful=heeds))
     near = {r: node for r in lost if (node := _old_disk(observed, record, r))}
-    reason = _reason_lost(observed, next(iter(lost)))
+    reason = _reason_lost(observed, next(iter(lost)), case.now)
     plan = _create(observed, record, list(lost), reason, "; ".join(lost.values()), near, lost)
     return replace(plan, actions=(*deletions, *plan.actions))
 
@@ -266,7 +268,7 @@ def _old_disk(observed: Observed, record: JobRecord, replica: int) -> str:
     return record.pods[replica].node
 
 
-def _why_lost(observed: Observed, replica: int) -> str:
+def _why_lost(observed: Observed, replica: int, now: float) -> str:
     pod = observed.current(replica)
     if pod is None:
         return f"the pod of replica {replica} is gone"
@@ -274,13 +276,19 @@ def _why_lost(observed: Observed, replica: int) -> str:
         return f"node {pod.node} of replica {replica} is lost: {pod.node_why or 'no answer'}"
     if pod.failed:
         return f"the pod of replica {replica} failed: {pod.failed}"
-    return ""
+    return _stuck(observed, pod, now)
 
 
-def _reason_lost(observed: Observed, replica: int) -> str:
+def _stuck(observed: Observed, pod: PodState, now: float) -> str:
+    return why_stuck(pod, observed.current(0), observed.leader, now)
+
+
+def _reason_lost(observed: Observed, replica: int, now: float) -> str:
     pod = observed.current(replica)
     if pod is None:
         return names.REASON_POD_GONE
+    if _stuck(observed, pod, now):
+        return names.REASON_HANG
     return names.REASON_POD_FAILED if pod.node_alive else names.REASON_NODE_LOST
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backstay_operator.decide import LeaderFacts
+from backstay_protocol.control import State
 from backstay_protocol.messages import JobView
 
 
@@ -19,6 +20,11 @@ def facts_of(view: JobView | None) -> LeaderFacts | None:
         newest_step=max(newest, default=-1),
         durable_step=view.newest_durable.step if view.newest_durable else -1,
         tier_troubles=tuple(t.message for t in view.tiers if not t.ok and t.message),
+        last_steps={
+            one.replica: max(rank.step_time for rank in one.ranks)
+            for one in view.replicas
+            if one.ranks and all(rank.state == State.TRAINING for rank in one.ranks)
+        },
     )
 
 
