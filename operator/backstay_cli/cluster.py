@@ -15,7 +15,8 @@ import re
 import selectors
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ _ANSWER_SECONDS = 60.0
 _FORWARD_SECONDS = 30.0
 _FORWARDING = re.compile(rb"Forwarding from (127\.0\.0\.1:\d+)")
 _SHOWN = 6
+_FORWARDS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,20 @@ class ClusterJob:
             self._known[replica] = self._forwards.enter_context(forward)
         return self._known[replica]
 
+    def forward_all(self) -> None:
+        """Forward to every pod that runs, many at a time; one that can't be reached is left out.
+
+        Before a checkpoint is chosen: a job that trains fast overwrites it while kubectl starts.
+        """
+        missing = [replica for replica in self._pods if replica not in self._known]
+        opened = [self._kubectl.forward(self._pods[replica], PORT_API) for replica in missing]
+        with ThreadPoolExecutor(_FORWARDS_AT_ONCE) as threads:
+            addresses = list(threads.map(_entered, opened))
+        for replica, forward, address in zip(missing, opened, addresses, strict=True):
+            if address:
+                self._forwards.push(forward)
+                self._known[replica] = address
+
     def reach(self, view: ReplicaView) -> str:
         """URL of a replica's sidecar; empty: it can't be reached from here just now."""
         with contextlib.suppress(NoAnswer):
@@ -161,6 +177,13 @@ class ClusterJob:
         """A Secret's values."""
         data = self._kubectl.get("secret", name).get("data") or {}
         return {key: _decoded(name, key, value) for key, value in data.items()}
+
+
+def _entered(forward: AbstractContextManager[str]) -> str:
+    try:
+        return forward.__enter__()
+    except NoAnswer:
+        return ""
 
 
 def current_pods(pods: list[Mapping[str, Any]]) -> dict[int, str]:

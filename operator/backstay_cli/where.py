@@ -12,7 +12,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,17 +24,21 @@ from backstay_cli.catalog import (
     BucketCatalog,
     Catalog,
     ChainedCatalog,
+    CorruptCopy,
     DiskCatalog,
+    ShardSource,
     SidecarCatalog,
 )
 from backstay_cli.cluster import ClusterJob, Kubectl
 from backstay_cli.credentials import credentials
-from backstay_cli.errors import NotFound, UsageError
+from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
 from backstay_cli.find import LocalJob, choose_job
 from backstay_cli.local import machine
 from backstay_cli.local.store import EmbeddedStore
 from backstay_cli.output import told_errors
 from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.errors import Unreachable
+from backstay_protocol.messages import CheckpointStatus
 from backstay_protocol.names import ENV_TOKEN, PORT_API
 
 T = TypeVar("T")
@@ -63,7 +67,11 @@ StateDirOption = Annotated[
 ]
 BucketOption = Annotated[str, typer.Option("--bucket", help="Read a bucket; no job need run.")]
 EndpointOption = Annotated[
-    str, typer.Option("--endpoint", help="Of the bucket's store: http(s)://host[:port].")
+    str,
+    typer.Option(
+        "--endpoint",
+        help="Of the bucket's store: http(s)://host[:port]; with -n: as seen from here.",
+    ),
 ]
 RunOption = Annotated[str, typer.Option("--run", help="NAMESPACE/RUN NAME in the bucket.")]
 PrefixOption = Annotated[str, typer.Option("--prefix", help="The job's prefix in the bucket.")]
@@ -160,14 +168,21 @@ def located(command: Callable[..., None], *leave_out: str) -> Callable[..., None
     return with_where
 
 
-def with_catalog(where: Where, work: Callable[[Catalog, threading.Event], T]) -> T:
-    """Open what is meant, do `work` beside the loop, close it again; the event says "stop"."""
-    return asyncio.run(_with_catalog(where, work))
+def with_catalog(
+    where: Where, work: Callable[[Catalog, threading.Event], T], *, reads: bool = True
+) -> T:
+    """Open what is meant, do `work` beside the loop, close it again; the event says "stop".
+
+    `reads` False: `work` only lists.
+    """
+    return asyncio.run(_with_catalog(where, work, reads))
 
 
-async def _with_catalog(where: Where, work: Callable[[Catalog, threading.Event], T]) -> T:
+async def _with_catalog(
+    where: Where, work: Callable[[Catalog, threading.Event], T], reads: bool
+) -> T:
     cancel = threading.Event()
-    async with _opened(where) as catalog:
+    async with _opened(where, reads) as catalog:
         working = asyncio.get_running_loop().run_in_executor(None, work, catalog, cancel)
         try:
             return await asyncio.shield(working)
@@ -179,10 +194,10 @@ async def _with_catalog(where: Where, work: Callable[[Catalog, threading.Event],
 
 
 @asynccontextmanager
-async def _opened(where: Where) -> AsyncIterator[Catalog]:
+async def _opened(where: Where, reads: bool) -> AsyncIterator[Catalog]:
     if where.in_cluster:
         with where.cluster_job() as found:
-            yield cluster_catalog(found)
+            yield cluster_catalog(found, where.endpoint, reads=reads)
     elif where.address:
         yield SidecarCatalog(where.address, _token(where.token))
     elif where.bucket:
@@ -201,10 +216,26 @@ def _token(given: str) -> str:
     return given
 
 
-def cluster_catalog(job: ClusterJob) -> Catalog:
-    """Through the job's sidecars while it runs, else from its bucket. Raises NotFound."""
-    if job.runs:
-        return SidecarCatalog(job.address(), job.token(), job.reach)
+def cluster_catalog(job: ClusterJob, endpoint: str = "", *, reads: bool = True) -> Catalog:
+    """Through the job's sidecars while it runs, then from its bucket. Raises NotFound.
+
+    `endpoint`: the bucket's store as it is reached from here, if not by the job's own words.
+    `reads`: bytes are wanted too, not only the list.
+    """
+    if not job.runs:
+        return _cluster_bucket(job, endpoint)
+    sidecars = SidecarCatalog(job.address(), job.token(), job.reach)
+    if not reads:
+        return sidecars
+    job.forward_all()
+    try:
+        return ChainedCatalog([sidecars, InReach(_cluster_bucket(job, endpoint))])
+    except CommandError:  # it has none, or the person may not read its keys
+        return sidecars
+
+
+def _cluster_bucket(job: ClusterJob, endpoint: str) -> BucketCatalog:
+    """The job's remote tier, with the keys of its Secret. Raises CommandError."""
     checkpoint = job.tree["spec"]["checkpoint"]
     remote = checkpoint.get("remote")
     if not remote:
@@ -216,13 +247,40 @@ def cluster_catalog(job: ClusterJob) -> Catalog:
     found = (keys.get("accessKey", ""), keys.get("secretKey", ""), keys.get("sessionToken", ""))
     run = f"{job.namespace}/{checkpoint.get('runName') or job.name}"
     return _catalog(
-        remote["endpoint"],
+        endpoint or remote["endpoint"],
         remote["bucket"],
         remote.get("region", "us-east-1"),
         found if secret else credentials(),
         run,
         remote.get("prefix", ""),
     )
+
+
+class InReach:
+    """A bucket that may be out of reach from here: then it has no sources, and one line says so."""
+
+    def __init__(self, catalog: BucketCatalog) -> None:
+        """Asked only where sidecars were asked before."""
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._lost = False
+        self.where = catalog.where
+        self.committed_only = catalog.committed_only
+        self.checkpoints = catalog.checkpoints
+
+    def sources(
+        self, checkpoint: CheckpointStatus, rank: int
+    ) -> Iterator[ShardSource | CorruptCopy]:
+        """The bucket's; none once it could not be reached."""
+        if self._lost:
+            return
+        try:
+            yield from self._catalog.sources(checkpoint, rank)
+        except (Unreachable, NoAnswer) as error:
+            with self._lock:
+                told, self._lost = self._lost, True
+            if not told:
+                typer.echo(f"copies in the bucket are left out: {error}", err=True)
 
 
 @asynccontextmanager

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from datetime import UTC, datetime
 
 import typer
 
 from backstay_cli.catalog import SidecarCatalog
-from backstay_cli.errors import UsageError
+from backstay_cli.errors import CommandError, UsageError
 from backstay_cli.find import LocalJob, choose_job
 from backstay_cli.local.state import LocalStatus
 from backstay_cli.output import Format, OutputOption, print_json, print_table
 from backstay_cli.where import WHERE_HELP, Where, with_catalog
 from backstay_operator.api.quantity import format_bytes
 from backstay_protocol.clock import SYSTEM_CLOCK
-from backstay_protocol.errors import Unreachable
+from backstay_protocol.errors import Refused, Unreachable
 from backstay_protocol.messages import CheckpointList, CheckpointStatus, JobView
 from backstay_protocol.names import PORT_API, TIERS
 
@@ -48,7 +47,7 @@ STATUS_HELP = f"""Show how a job does: phase, step, attempt, tiers, replicas.
 
 def checkpoints(where: Where, output: OutputOption = Format.TEXT) -> None:
     """List checkpoints."""
-    found = with_catalog(where, lambda catalog, cancel: catalog.checkpoints())
+    found = with_catalog(where, lambda catalog, cancel: catalog.checkpoints(), reads=False)
     if output is Format.JSON:
         print_json(found)
     else:
@@ -112,9 +111,12 @@ def _show_cluster_job(where: Where, output: Format) -> None:
     with where.cluster_job() as job:
         view = None
         if job.runs:
-            catalog = SidecarCatalog(job.address(), job.token())
-            with contextlib.suppress(Unreachable):
-                view = catalog.job()
+            try:
+                view = SidecarCatalog(job.address(), job.token()).job()
+            except (Unreachable, Refused, CommandError) as error:
+                typer.echo(
+                    f"only what the operator says; its leader can't be asked: {error}", err=True
+                )
     if output is Format.JSON:
         print_json({"status": job.status, "job": view})
         return
