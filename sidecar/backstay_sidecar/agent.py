@@ -55,12 +55,12 @@ from backstay_protocol.names import (
 )
 from backstay_protocol.pull import Endpoint, get_bytes
 from backstay_sidecar import errors
+from backstay_sidecar.ending import Ending
 from backstay_sidecar.errors import ApiError
 from backstay_sidecar.events import Events
 from backstay_sidecar.metrics import Metrics
 from backstay_sidecar.replication.control import ControlBlocks
 from backstay_sidecar.replication.deleted import Deleted
-from backstay_sidecar.replication.ending import Ending
 from backstay_sidecar.replication.gate import Gated
 from backstay_sidecar.replication.keeper import REFUSED, Keeper
 from backstay_sidecar.replication.prestop import Prestop

@@ -15,7 +15,7 @@ from backstay_protocol.messages import (
     ReplicaView,
     ShardCopy,
 )
-from backstay_sidecar.replication.ending import Ending
+from backstay_sidecar.ending import Ending
 from backstay_sidecar.replication.replicator import Here
 from support.restore_fakes import copy
 
