@@ -47,6 +47,7 @@ SETTLE_SECONDS = 0.02
 MAX_WAIT_SECONDS = 30.0
 DISOWN_SECONDS = 2.0
 KEPT_RESTORES = 20
+SAME_FLUSH_SECONDS = 5.0
 
 
 class Leader:
@@ -79,6 +80,8 @@ class Leader:
         self._dirty = False
         self._looked: tuple[float, float] | None = None
         """When it last looked at what the sidecars say: monotonic, and since the epoch."""
+        self._flushed = (FlushReply(step=0, durable=False), 0.0)
+        """The last one that was done, and until when it is told again."""
         self._tasks = Tasks(emit)
         self._book = _book(topology, remote, clock)
         self._driver = RoundDriver(
@@ -259,8 +262,17 @@ class Leader:
         return set_
 
     def flush(self) -> FlushReply:
-        """POST /v1/flush: one common save; asked again, it tells how far that got."""
+        """POST /v1/flush: one common save; asked again, it tells how far that got.
+
+        All pods that end together ask for the same save: who asks last must hear that it is done,
+        for the others' trainers have ended by then and another save would never come about.
+        """
+        flushed, until = self._flushed
+        if self._clock.monotonic() < until:
+            return flushed
         reply = self._duties.flush()
+        if reply.durable:
+            self._flushed = (reply, self._clock.monotonic() + SAME_FLUSH_SECONDS)
         self._touch()
         return reply
 

@@ -17,6 +17,7 @@ from backstay_protocol.messages import (
     GO,
     LOAD,
     ConfirmRequest,
+    FlushReply,
     Inventory,
     Policy,
     ProgressReply,
@@ -26,6 +27,7 @@ from backstay_protocol.messages import (
     TierState,
 )
 from backstay_protocol.topology import MemoryTier, Schedule
+from backstay_sidecar.restore import leader as module
 from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.restore.member import Member
 from backstay_sidecar.restore.peers import HttpPeers
@@ -341,3 +343,20 @@ async def test_a_leader_that_was_paused_announces_nothing_from_words_that_waited
     await solo.leader.progress(solo.report(10, attempt=attempt))  # it waited in the socket
     with pytest.raises(ValueError, match="no word from the sidecar of replica 0"):
         solo.leader.set_policy(Policy(every_steps=30))
+
+
+async def test_pods_that_end_together_hear_of_one_flush_and_a_later_one_is_another(
+    solo: Solo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pod's trainer has ended when the second asks: nobody could save once more."""
+    replies = [
+        FlushReply(step=5, durable=False),
+        FlushReply(step=5, durable=True),
+        FlushReply(step=0, durable=False),
+    ]
+    monkeypatch.setattr(solo.leader._duties, "flush", lambda: replies.pop(0))
+    monkeypatch.setattr(module, "SAME_FLUSH_SECONDS", 0.2)
+    assert not solo.leader.flush().durable
+    assert [solo.leader.flush() for _ in range(3)] == [FlushReply(step=5, durable=True)] * 3
+    await asyncio.sleep(0.3)
+    assert not solo.leader.flush().durable
