@@ -91,7 +91,7 @@ class Reader:
             early_death_words=words,
             spec_digest=spec_digest(job),
             troubles=memory.troubles,
-            last_word=_last_word(pods),
+            last_word=last_word(pods, record),
             flushed=memory.flushed,
             flush_pods=tuple(state for pod, state in states if is_flush_pod(pod)),
         )
@@ -185,8 +185,15 @@ def _leader_host(pods: Iterable[Tree], record: JobRecord) -> str:
     return hosts[-1]
 
 
-def _last_word(pods: Iterable[Tree]) -> Kept | None:
-    words = [word for pod in pods if (word := kept_of(pod)) is not None]
+def last_word(pods: Iterable[Tree], record: JobRecord) -> Kept | None:
+    """What the sidecars of the current pods, or of their flush pods, said as they ended.
+
+    A replaced pod may have spoken of an attempt that is no history any more.
+    """
+    current = set(record.generations.items())
+    words = [
+        word for pod in pods if identity_of(pod) in current and (word := kept_of(pod)) is not None
+    ]
     if not words:
         return None
     return Kept(

@@ -14,6 +14,7 @@ from backstay_operator.observe import pods
 from backstay_operator.observe.deaths import early_deaths, restarts
 from backstay_operator.observe.leader import facts_of, missed_seconds
 from backstay_operator.observe.nodes import node_state
+from backstay_operator.observe.reader import last_word
 from backstay_operator.observe.record import read_record
 from backstay_operator.persisted import parse_record, write_record
 from backstay_operator.settings import DRAIN_TAINTS
@@ -149,6 +150,25 @@ def test_the_sidecars_last_word_is_read_from_its_termination_message() -> None:
     assert kept == Kept(newest_step=9, durable_step=7)
     assert kept is not None
     assert not kept.safe
+
+
+def test_the_word_of_a_pod_that_was_replaced_proves_nothing() -> None:
+    """Its attempt may be no history any more: 40 was saved off the lineage, 30 is not durable."""
+
+    def said(generation: int, newest: int, durable: int) -> Tree:
+        word = f'{{"newest_step": {newest}, "durable_step": {durable}}}'
+        done = {"name": "backstay-sidecar", "state": ended(0, message=word)}
+        tree = pod(status={"initContainerStatuses": [done]})
+        tree["metadata"]["labels"] = {
+            "backstay.dev/replica-index": "1",
+            "backstay.dev/generation": str(generation),
+        }
+        return tree
+
+    record = JobRecord(first_generation=7, generation=8, pods={1: PodRecord(generation=8)})
+    old, now = said(7, 40, 40), said(8, 30, 20)
+    assert last_word([old, now], record) == Kept(newest_step=30, durable_step=20)
+    assert last_word([old], record) is None
 
 
 @pytest.mark.parametrize("message", ["", "stopped", "{}[", '{"newest_step": "x"}'])
