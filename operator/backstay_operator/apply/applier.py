@@ -220,8 +220,8 @@ class Applier:
         if due_again or not memory.applied_at:
             memory.applied = {}
         try:
-            if now or not memory.token:
-                memory.token = await self._ensure_token(job, uid)
+            if now or due_again or not memory.token:
+                memory.token = await self._ensure_token(job, uid, memory.token)
             for kind, body in objects:
                 digest = _digest(body)
                 if memory.applied.get(kind.kind) == digest:
@@ -236,7 +236,8 @@ class Applier:
             memory.applied_at = self._clock.monotonic()
         return []
 
-    async def _ensure_token(self, job: TrainingJob, uid: str) -> str:
+    async def _ensure_token(self, job: TrainingJob, uid: str, known: str) -> str:
+        """`known`: the token that living pods go by, should their Secret be lost; empty: none."""
         name = owned_name(job.name)
         for _ in range(3):
             found = await self._cluster.get(SECRET, job.namespace, name)
@@ -246,7 +247,7 @@ class Applier:
                 await self._cluster.delete(
                     SECRET, job.namespace, name, uid=found["metadata"]["uid"]
                 )
-            token = secrets.token_hex(32)
+            token = known or secrets.token_hex(32)
             try:
                 await self._cluster.create(SECRET, build_secret(job, uid, token))
             except AlreadyThere:

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from backstay_operator.api import Allowances, names
 from backstay_operator.api.names import LABEL_JOB
-from backstay_operator.apply.applier import ANNOTATION_STEP, Applier, Surroundings
+from backstay_operator.apply.applier import (
+    ANNOTATION_STEP,
+    APPLY_AGAIN_SECONDS,
+    Applier,
+    Surroundings,
+)
 from backstay_operator.errors import Conflict, Refused, Unreachable
 from backstay_operator.handlers.reconcile import Reconciler, Tools, calm_seconds
 from backstay_operator.metrics import Metrics
@@ -589,6 +594,17 @@ async def test_a_secret_of_an_earlier_job_of_this_name_is_replaced(world: World)
     world.job["status"]["generations"]["pods"] = [f"{i}/{FIRST}/0/1/" for i in range(3)]
     await world.look()
     assert world.cluster.objects["Secret", "team", "gpt-backstay"]["data"]["token"] != token
+
+
+async def test_a_secret_that_was_deleted_is_made_again_with_the_token_that_pods_go_by(
+    world: World,
+) -> None:
+    await world.train()
+    place = ("Secret", "team", "gpt-backstay")
+    token = world.cluster.objects.pop(place)["data"]["token"]
+    world.clock.now += APPLY_AGAIN_SECONDS + 1
+    await world.look()
+    assert world.cluster.objects[place]["data"]["token"] == token
 
 
 # --- crashes -------------------------------------------------------------------------------------
