@@ -178,7 +178,7 @@ def save(rank: int, world_size: int, folder: str) -> None:
         walked = structure.walk(
             state, rank=rank, world_size=world_size, gradients=absent is not None
         )
-        plan = make_plan(walked, rank, world_size, StoreGathers()("load"))
+        plan = make_plan(walked, rank, world_size, StoreGathers()(name))
         if name == "fsdp_local":
             plan = local_plan(walked, rank, world_size)
         file = shards.shard_bytes(walked, plan, rank, absent)
