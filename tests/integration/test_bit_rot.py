@@ -42,9 +42,11 @@ def stop_at(job: TrainingJob, tier: str, step: int) -> CheckpointId:
 
 def settled(job: TrainingJob, tier: str) -> CheckpointId:
     """The newest checkpoint of the tier once nothing moves any more."""
-    newest = lambda: max(  # noqa: E731
-        (c.checkpoint for c in job.checkpoints() if tier in c.complete_in), default=None
-    )
+
+    def newest() -> CheckpointId | None:
+        there = (c.checkpoint for c in job.checkpoints() if tier in c.complete_in)
+        return max(there, default=None)
+
     seen = [None, None, None]
     while len(set(seen[-3:])) != 1 or seen[-1] is None:
         job.wait(lambda: True, "a look")

@@ -22,10 +22,9 @@ from backstay_operator.manifests.wiring import (
     ROLE_REPLICA,
     Wiring,
 )
+from backstay_protocol.names import ENV_NODE, ENV_POD_IP
 from backstay_protocol.topology import PodIdentity
 
-ENV_POD_IP = "BACKSTAY_POD_IP"
-ENV_NODE = "BACKSTAY_NODE"
 SHARED_GROUP = 65532  # group of the memory volume: trainer and sidecar meet in it
 SIDECAR_USER = 65532
 _ANY_ADDRESS = "0.0.0.0"  # the pod's own address, and 127.0.0.1 for port-forwards

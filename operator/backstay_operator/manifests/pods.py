@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backstay_operator.api.job import EPHEMERAL, HOST_PATH, LocalSpec, TrainingJob
+from backstay_operator.api.memory import SHM_BYTES
 from backstay_operator.api.names import (
     GROUP,
     LABEL_GENERATION,
@@ -50,7 +51,6 @@ MEMORY_VOLUME = "backstay-memory"
 LOCAL_VOLUME = "backstay-local"
 CONFIG_VOLUME = "backstay-config"
 SHM_VOLUME = "backstay-shm"
-_SHM_BYTES = 64 << 20  # what a container has anyway; more by a mount of the user's own
 _LOST_NODE_SECONDS = 600
 
 
@@ -198,7 +198,7 @@ def _volumes(job: TrainingJob, identity: PodIdentity) -> list[dict[str, Any]]:
     checkpoint = job.spec.checkpoint
     volumes: list[dict[str, Any]] = [
         _memory(MEMORY_VOLUME, checkpoint.memory.size_limit_bytes),
-        _memory(SHM_VOLUME, _SHM_BYTES),
+        _memory(SHM_VOLUME, SHM_BYTES),
         {"name": CONFIG_VOLUME, "projected": {"sources": _config_sources(job)}},
     ]
     if checkpoint.local is not None:
