@@ -12,9 +12,8 @@ import logging
 import os
 import threading
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import Any
 
-from backstay_protocol import codec
 from backstay_protocol.clock import Clock
 from backstay_protocol.control import State
 from backstay_protocol.errors import BackstayError, Unreachable
@@ -25,13 +24,9 @@ from backstay_protocol.messages import (
     AgentStatus,
     BadSource,
     CaptureNotice,
-    CheckpointList,
-    CheckpointStatus,
     ConfirmReply,
     ConfirmRequest,
-    FlushReply,
     Inventory,
-    JobView,
     ProgressReply,
     ProgressRequest,
     ReplicaOffer,
@@ -45,18 +40,10 @@ from backstay_protocol.names import (
     MEMORY,
     NEIGHBOR,
     REMOTE,
-    URL_CHECKPOINT,
-    URL_CHECKPOINTS,
-    URL_FLUSH,
-    URL_JOB,
-    URL_PERSIST,
-    URL_PIN,
     URL_SHARD_MANIFEST,
 )
 from backstay_protocol.pull import Endpoint, get_bytes
-from backstay_sidecar import errors
 from backstay_sidecar.ending import Ending
-from backstay_sidecar.errors import ApiError
 from backstay_sidecar.events import Events
 from backstay_sidecar.metrics import Metrics
 from backstay_sidecar.replication.control import ControlBlocks
@@ -67,27 +54,19 @@ from backstay_sidecar.replication.prestop import Prestop
 from backstay_sidecar.replication.progress import Progress
 from backstay_sidecar.replication.refill import Elsewhere, refill
 from backstay_sidecar.replication.replicator import Replicator
+from backstay_sidecar.replication.thinning import Thinning
 from backstay_sidecar.replication.wanted import LeaderWord, to_strike
 from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.restore.member import Member
-from backstay_sidecar.restore.peers import LEADER, HttpPeers
+from backstay_sidecar.restore.peers import HttpPeers
 from backstay_sidecar.settings import Settings
 from backstay_sidecar.stores import Stores
-from backstay_sidecar.tiers.base import Tier, WritableTier
+from backstay_sidecar.tiers.base import WritableTier
 from backstay_sidecar.tiers.disk import DiskStore
 from backstay_sidecar.tiers.neighbor import Neighbor, NeighborTier
+from backstay_sidecar.whole_job import WholeJob
 
-PROXY_SECONDS = 10.0
-WISHES = {
-    "pin": ("POST", URL_PIN),
-    "unpin": ("DELETE", URL_PIN),
-    "persist": ("POST", URL_PERSIST),
-    "delete": ("DELETE", URL_CHECKPOINT),
-}
-"""What people ask of a checkpoint, and the route that carries it to the leader."""
 PROBE_SECONDS = 5.0
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +87,6 @@ class Agent:
         self.reply: ProgressReply | None = None
         """The leader's last word that counted when it came."""
         self._word = LeaderWord()
-        self._deleting = threading.Lock()
-        self._thinning = False
         self._suspected: set[tuple[CheckpointId, int, str, int]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._refill_cancel = threading.Event()
@@ -147,6 +124,9 @@ class Agent:
                 emit=emit,
                 sweep=self.stores.abort_stale_uploads,
             )
+        self.whole_job = WholeJob(
+            self.leader, self.peers, lambda words: emit("requested", words=words)
+        )
         where = self.stores.disk or self.stores.layout
         self._deleted = Deleted(where.deleted_file)
         self.replicator = Replicator(
@@ -161,6 +141,13 @@ class Agent:
             meter=self.metrics,
             clock=clock,
         )
+        self._thinning = Thinning(
+            self.stores.memory,
+            self.stores.own_areas,
+            attempt=lambda: self.member.attempt,
+            failed=lambda error: emit("thinning_failed", message=str(error)),
+            done=self.replicator.notice_from_thread,
+        )
         self.keeper = self._make_keeper()
         self.progress = Progress(
             send=self.leader.progress if self.leader is not None else self.peers.progress,
@@ -169,7 +156,7 @@ class Agent:
             clock=clock,
         )
         self.prestop = Prestop(
-            flush=self.flush,
+            flush=self.whole_job.flush,
             reached=self._step_to_save,
             grace_seconds=settings.grace_seconds,
             clock=clock,
@@ -177,7 +164,7 @@ class Agent:
         )
         self.ending = Ending(
             alone=settings.flush,
-            job=self.job,
+            job=self.whole_job.view,
             reply=self._counting_reply,
             lineage=lambda: self.member.lineage,
             here=lambda: self.replicator.here,
@@ -330,8 +317,7 @@ class Agent:
 
         A delete that is under way is waited for: after a promise nothing that was told goes.
         """
-        with self._deleting:
-            pass
+        self._thinning.wait_for_delete()
         return self.replicator.look(siblings=True).inventory
 
     # --- trainers -----------------------------------------------------------------------------
@@ -406,13 +392,7 @@ class Agent:
         self._write_word()
         if self._deleted.heed(reply):
             self._in_background(self._write_deleted())
-        near = {*reply.thin, *reply.unwanted} - {base}
-        strike = to_strike(
-            (f.manifest.checkpoint for f in self.replicator.here.published), self._word
-        )
-        if not self._thinning and (strike or self._has_any(near)):
-            self._thinning = True
-            self._in_background(asyncio.to_thread(self._thin, reply.attempt, near, strike))
+        self._thin(reply, base)
         if old is None or old.attempt != reply.attempt:
             self._began(reply.attempt, base)
         if old is None or old.version != reply.version:
@@ -436,35 +416,18 @@ class Agent:
         if self.reply is not None and self.reply.attempt == self.member.attempt:
             self.control.apply(self.reply)
 
-    def _has_any(self, checkpoints: Collection[CheckpointId | None]) -> bool:
+    def _thin(self, reply: ProgressReply, base: CheckpointId | None) -> None:
+        near = {c for c in (*reply.thin, *reply.unwanted) if c != base}
+        published = (found.manifest.checkpoint for found in self.replicator.here.published)
+        strike = to_strike(published, self._word)
+        if not self._thinning.under_way and (strike or self._has_any(near)):
+            self._thinning.under_way = True
+            work = asyncio.to_thread(self._thinning.run, reply.attempt, near, strike)
+            self._in_background(work)
+
+    def _has_any(self, checkpoints: Collection[CheckpointId]) -> bool:
         copies = self.replicator.here.inventory.copies if checkpoints else ()
         return any(copy.tier != MEMORY and copy.checkpoint in checkpoints for copy in copies)
-
-    def _thin(
-        self,
-        attempt: int,
-        near: Collection[CheckpointId | None],
-        strike: Collection[CheckpointId],
-    ) -> None:
-        """Delete local and held shards (`near`) and empty slots (`strike`), each only while the
-        leader's word still counts.
-        """
-        stores: tuple[Tier, ...] = (self.stores.memory, *self.stores.own_areas)
-        try:
-            for store in stores:
-                gone = strike if store is self.stores.memory else near
-                for copy in list(store.inventory()):
-                    if copy.checkpoint not in gone:
-                        continue
-                    with self._deleting:
-                        if self.member.attempt != attempt:
-                            return
-                        store.delete(copy.checkpoint, copy.rank)
-        except OSError as error:
-            self.events.emit("thinning_failed", message=str(error))
-        finally:
-            self._thinning = False
-            self.replicator.notice_from_thread()
 
     def _began(self, attempt: int, base: CheckpointId | None) -> None:
         self.metrics.attempt_began(attempt)
@@ -522,7 +485,7 @@ class Agent:
             wait_seconds=wait_seconds,
         )
 
-    # --- people and operator ------------------------------------------------------------------
+    # --- what is said of this sidecar ---------------------------------------------------------
 
     def status(self) -> AgentStatus:
         """GET /v1/status."""
@@ -544,56 +507,6 @@ class Agent:
             return f"promises are not on the disk: {self.member.disk_trouble}"
         return self.reply.message if self.reply is not None else ""
 
-    async def find(self, name: str) -> CheckpointId:
-        """`<step>-<attempt>`, or a bare step or `latest`: the one on the lineage. ApiError 404."""
-        try:
-            if "-" in name:
-                return CheckpointId.parse(name)
-            if self.leader is not None:
-                return self.leader.find(name)
-            return (
-                await self._ask_leader(f"{URL_CHECKPOINTS}/{name}", CheckpointStatus)
-            ).checkpoint
-        except ValueError as error:
-            raise ApiError(
-                404,
-                errors.NOT_FOUND,
-                str(error),
-                "name it <step>-<attempt>, or a step or `latest` for the one on the lineage; "
-                f"GET {URL_CHECKPOINTS} lists them",
-            ) from error
-
-    async def checkpoints(self) -> CheckpointList:
-        """GET /v1/checkpoints, by the leader."""
-        if self.leader is not None:
-            return self.leader.checkpoints()
-        return await self._ask_leader(URL_CHECKPOINTS, CheckpointList)
-
-    async def job(self) -> JobView:
-        """GET /v1/job, by the leader."""
-        if self.leader is not None:
-            return self.leader.job()
-        return await self._ask_leader(URL_JOB, JobView)
-
-    async def wish(self, verb: str, checkpoint: CheckpointId) -> None:
-        """Pin, unpin, persist or delete, by the leader. Raises ApiError, Refused, Unreachable."""
-        self.events.emit("requested", words=f"{verb} {checkpoint}")
-        if self.leader is None:
-            method, path = WISHES[verb]
-            url = path.format(checkpoint=checkpoint)
-            await self.peers.call(LEADER, url, {}, CheckpointStatus, 0.0, method=method)
-            return
-        try:
-            self.leader.request(f"{verb} {checkpoint}")
-        except ValueError as error:
-            raise ApiError(409, errors.CONFLICT, str(error)) from error
-
-    async def flush(self) -> FlushReply:
-        """POST /v1/flush, by the leader."""
-        if self.leader is not None:
-            return self.leader.flush()
-        return await self.peers.call(LEADER, URL_FLUSH, {}, FlushReply, 0.0)
-
     def _counting_reply(self) -> ProgressReply | None:
         """The leader's last word, while it answers and its attempt is the one promised here."""
         reply = self.reply
@@ -605,11 +518,3 @@ class Agent:
         busy = (State.TRAINING, State.FINISHING)
         ranks = self.control.progress()
         return max((progress.step for progress in ranks if progress.state in busy), default=0)
-
-    async def _ask_leader(self, path: str, reply: type[T]) -> T:
-        endpoint = Endpoint(f"{self.peers.url(LEADER)}{path}", self.peers.headers)
-        try:
-            data = await asyncio.to_thread(get_bytes, endpoint, timeout=PROXY_SECONDS)
-        except FileNotFoundError as error:
-            raise ApiError(404, errors.NOT_FOUND, str(error)) from error
-        return codec.loads(reply, data)

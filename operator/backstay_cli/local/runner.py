@@ -10,36 +10,23 @@ The runner's own trouble (a full disk) never stops training: it is told once and
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from backstay_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, CommandError
+from backstay_cli.errors import CommandError
 from backstay_cli.local import machine, tree
 from backstay_cli.local.census import Census, TrainerRoot, last_words
 from backstay_cli.local.control import ControlServer, FailOrder, OrderReply
-from backstay_cli.local.events import (
-    Event,
-    FailureInjected,
-    JobFailed,
-    JobStarted,
-    JobStopped,
-    JobSucceeded,
-    Log,
-    Notice,
-    PodLost,
-    PodReplaced,
-    StoreStarted,
-)
+from backstay_cli.local.events import Event
 from backstay_cli.local.failures import Failures
 from backstay_cli.local.incidents import Incidents
 from backstay_cli.local.kubelet import Host, Pod
 from backstay_cli.local.logs import LogTail
 from backstay_cli.local.machine import Nodes
+from backstay_cli.local.opening import open_status
 from backstay_cli.local.podspec import check_job
 from backstay_cli.local.processes import living_shims
 from backstay_cli.local.state import (
@@ -48,9 +35,9 @@ from backstay_cli.local.state import (
     StateFolder,
     announce,
     control_socket,
-    new_uid,
 )
 from backstay_cli.local.store import EmbeddedStore
+from backstay_cli.local.telling import Telling
 from backstay_cli.local.watch import LeaderWatch
 from backstay_cli.local.wire import Wires
 from backstay_operator.api import TrainingJob
@@ -58,13 +45,11 @@ from backstay_operator.api.names import SIDECAR, TRAINER
 from backstay_operator.decide import (
     CreatePod,
     DeletePod,
-    JobRecord,
     Observed,
     Outcome,
     Plan,
     conditions,
     decide,
-    note_choice,
 )
 from backstay_operator.settings import RestartSettings
 from backstay_protocol.clock import Clock
@@ -115,9 +100,10 @@ class LocalRunner:
         self._options = options
         self._emit = emit
         self._clock = clock
-        self._begun = clock.time()
-        self._resumed = False
-        self._status = self._open_status(manifest)
+        self._tell = Telling(emit, clock)
+        old = state.read()
+        self._resumed = old is not None
+        self._status = open_status(old, job, manifest, clock.time())
         machine.check_memory(job, self._status.uid)
         machine.check_addresses(self._status.hosts)
         self._nodes = Nodes(state, self._status.uid)
@@ -125,12 +111,10 @@ class LocalRunner:
         self._store: EmbeddedStore | None = None
         self._incidents = Incidents()
         self._census = Census()
-        self._tail = LogTail(self._tell_log)
+        self._tail = LogTail(self._tell.log)
         self._told_large: set[int] = set()
         self._unwritten = False
         """Whether status.json lags behind `_status`."""
-        self._troubles: set[str] = set()
-        """What is in trouble now, and was told."""
 
     # --- the whole ------------------------------------------------------------------------------
 
@@ -162,7 +146,13 @@ class LocalRunner:
 
     async def _run_job(self) -> int:
         await self._start_store()
-        self._tell_start()
+        self._tell.started(
+            self._job,
+            self._status,
+            self._state,
+            address=self._wires.leader_address,
+            resumed=self._resumed,
+        )
         first = self._status.record.first_generation
         host = self._status.hosts[0]
         self._leader = LeaderWatch(
@@ -177,6 +167,13 @@ class LocalRunner:
         finally:
             await self._leader.close()
 
+    def _tell_end(self, outcome: Outcome | None) -> int:
+        if outcome is None:
+            return self._tell.stopped(self._stopped_by)
+        if not outcome.succeeded:
+            return self._tell.failed(outcome, self._state)
+        return self._tell.succeeded(outcome, self._leader.view)
+
     async def _reconcile_until_over(self) -> Outcome | None:
         """None: told to stop."""
         while not self._stop.is_set():
@@ -185,16 +182,16 @@ class LocalRunner:
                 self._follow_logs()  # before a plan ends the pods whose last words these are
                 outcome = await self._reconcile()
             except OSError as error:  # the next look, soon, finds what is still to be done
-                self._in_trouble("the runner could not carry out its plan", error)
+                self._tell.in_trouble("the runner could not carry out its plan", error)
             else:
                 if outcome is not None:
                     return outcome
             await self._wake.wait()
-        self._say("info", "stopping: one last common save (Ctrl-C again to end at once)")
+        self._tell.say("info", "stopping: one last common save (Ctrl-C again to end at once)")
         try:
             await self._delete_pods(list(self._pods), self._options.grace_seconds)
         except OSError as error:
-            self._say("warning", f"not everything could be cleaned up: {error}")
+            self._tell.say("warning", f"not everything could be cleaned up: {error}")
         return None
 
     async def _end_everything(self) -> None:
@@ -206,46 +203,6 @@ class LocalRunner:
         self._nodes.close()
 
     # --- start ------------------------------------------------------------------------------------
-
-    def _open_status(self, manifest: Path) -> LocalStatus:
-        """The status of an earlier run, carried on, or a new one. Persisted by the first plan."""
-        old, job = self._state.read(), self._job
-        now, choice = int(self._clock.time()), job.spec.restore.choice
-        digest = hashlib.sha256(
-            json.dumps([job.run, repr(job.spec)], sort_keys=True).encode()
-        ).hexdigest()
-        if old is not None and old.spec_digest == digest and not old.record.outcome:
-            self._resumed = True
-            return replace(old, record=note_choice(old.record, choice, now))
-        uid = old.uid if old is not None else new_uid()
-        generation = now if old is None else max(now, old.record.generation + 1)
-        self._resumed = old is not None
-        remote = job.spec.checkpoint.remote
-        record = JobRecord(
-            first_generation=generation,
-            generation=generation,
-            choice=old.record.choice if old is not None else "",
-            choice_number=old.record.choice_number if old is not None else 0,
-        )
-        return LocalStatus(
-            uid=uid,
-            job=job.name,
-            namespace=job.namespace,
-            run=job.run,
-            replicas=job.spec.replicas,
-            created=self._clock.time(),
-            manifest=str(manifest.absolute()),
-            spec_digest=digest,
-            hosts=machine.hosts_of(uid, job.spec.replicas),
-            record=note_choice(record, choice, now),
-            nodes=old.nodes if old is not None else (),
-            next_node=old.next_node if old is not None else 0,
-            bucket=remote.bucket if remote else "",
-            prefix=remote.prefix if remote else "",
-            region=remote.region if remote else "",
-            endpoint=remote.endpoint if remote else "",
-            embedded=bool(remote and remote.embedded),
-        )
 
     async def _start_store(self) -> None:
         status = self._status
@@ -260,18 +217,16 @@ class LocalRunner:
             self._store.start()
             await self._store.ready(status.bucket, status.region, self._clock)
             self._status = replace(status, store_endpoint=self._store.endpoint)
-            self._emit(
-                StoreStarted(
-                    time=self._clock.time(), endpoint=self._store.endpoint, bucket=status.bucket
-                )
-            )
+            self._tell.store_started(self._store.endpoint, status.bucket)
         endpoint = self._store.endpoint if self._store is not None else ""
         grace = self._options.grace_seconds
         self._wires = Wires(self._job, status, self._state, self._nodes, endpoint, grace)
 
     def _store_ended(self) -> None:
         log = self._state.logs / "store.log"
-        self._say("warning", f"the embedded store ended by itself; it starts again (see {log})")
+        self._tell.say(
+            "warning", f"the embedded store ended by itself; it starts again (see {log})"
+        )
         self._restart_store()
 
     def _restart_store(self) -> None:
@@ -280,11 +235,11 @@ class LocalRunner:
         try:
             self._store.start()
         except (OSError, CommandError) as error:
-            self._in_trouble("the embedded store could not be started", error)
+            self._tell.in_trouble("the embedded store could not be started", error)
             loop = asyncio.get_running_loop()
             loop.call_later(_STORE_AGAIN_SECONDS, self._restart_store)
         else:
-            self._is_well("the embedded store could not be started")
+            self._tell.is_well("the embedded store could not be started")
 
     def _adopt_pods(self) -> None:
         """Pods that a killed runner left behind exist still: their containers start in place."""
@@ -324,7 +279,7 @@ class LocalRunner:
             self._status = replace(self._status, record=before)
             return None
         await self._carry_out(plan)
-        self._is_well("the runner could not carry out its plan")
+        self._tell.is_well("the runner could not carry out its plan")
         return plan.outcome
 
     def _observed(self) -> Observed:
@@ -348,6 +303,10 @@ class LocalRunner:
         words = self._last_words(self._pods.values(), TRAINER) if ranks else ""
         return ranks, f"the trainer ends before it calls restore(): {words}"
 
+    def _last_words(self, pods: Iterable[Pod], container: str) -> str:
+        logs = [s.log for pod in pods for s in pod.plan.containers if s.name == container]
+        return next(filter(None, (last_words(Path(log)) for log in logs)), "see its log")
+
     def _persist(self, status: LocalStatus) -> None:
         """Write it, now or, if that fails, with the next one (see `_unwritten`)."""
         if status == self._status and not self._unwritten:
@@ -356,15 +315,15 @@ class LocalRunner:
         try:
             self._state.write(status)
         except OSError as error:
-            self._in_trouble("the job's status could not be written", error)
+            self._tell.in_trouble("the job's status could not be written", error)
         else:
             self._unwritten = False
-            self._is_well("the job's status could not be written")
+            self._tell.is_well("the job's status could not be written")
 
     async def _carry_out(self, plan: Plan) -> None:
         deletions = [a for a in plan.actions if isinstance(a, DeletePod)]
         for deletion in deletions:
-            self._tell_lost(deletion, plan)
+            self._note_lost(deletion, plan)
         graceful = [a.replica for a in deletions if a.graceful]
         grace = _END_GRACE_SECONDS if plan.outcome else self._options.grace_seconds
         await self._delete_pods(graceful, grace)
@@ -372,6 +331,14 @@ class LocalRunner:
         for action in plan.actions:
             if isinstance(action, CreatePod):
                 self._create_pod(action)
+
+    def _note_lost(self, action: DeletePod, plan: Plan) -> None:
+        pod = self._pods.get(action.replica)
+        if pod is None or plan.outcome is not None:
+            return
+        now = self._clock.time()
+        self._incidents.noticed("pod", (action.replica,), now)
+        self._tell.pod_lost(pod, action, now)
 
     async def _delete_pods(self, replicas: list[int], grace_seconds: float) -> None:
         pods = [self._pods.pop(replica) for replica in replicas if replica in self._pods]
@@ -388,19 +355,10 @@ class LocalRunner:
         self._nodes.create(node)
         self._nodes.wipe_memory(node)  # a new pod's memory volume is empty
         plan = self._wires.new_pod(action.identity, node)
-        if action.identity.replaces:
-            self._emit(
-                PodReplaced(
-                    time=self._clock.time(),
-                    replica=replica,
-                    pod=plan.name,
-                    replaces=self._wires.pod_name(replica, action.identity.replaces),
-                    node=node,
-                    generation=action.identity.generation,
-                    why=action.why,
-                )
-            )
         pod = Pod(plan, self._host)
+        if action.identity.replaces:
+            old = self._wires.pod_name(replica, action.identity.replaces)
+            self._tell.pod_replaced(pod, action, old)
         self._pods[replica] = pod
         pod.start()
         record = self._status.record
@@ -439,9 +397,9 @@ class LocalRunner:
             try:
                 await self._look()
             except Exception as error:  # noqa: BLE001 - a look that fails must not be the last
-                self._in_trouble("the runner could not look at its pods", error)
+                self._tell.in_trouble("the runner could not look at its pods", error)
             else:
-                self._is_well("the runner could not look at its pods")
+                self._tell.is_well("the runner could not look at its pods")
             self._wake.set()
 
     async def _look(self) -> None:
@@ -471,7 +429,7 @@ class LocalRunner:
             used = machine.folder_bytes(self._nodes.memory(pod.plan.node))
             if used > limit and replica not in self._told_large:
                 self._told_large.add(replica)
-                self._say(
+                self._tell.say(
                     "warning",
                     f"replica {replica}'s memory volume holds {used} bytes, more than "
                     f"spec.checkpoint.memory.sizeLimit ({limit}); a cluster would stop it there: "
@@ -495,14 +453,7 @@ class LocalRunner:
             breakage = self._failures.prepare(order)
             at = self._clock.time()
             self._incidents.failed(order.failure, breakage.replicas, at)
-            self._emit(
-                FailureInjected(
-                    time=at,
-                    failure=order.failure,
-                    replicas=breakage.replicas,
-                    detail=breakage.detail,
-                )
-            )
+            self._tell.failure_injected(order.failure, breakage, at)
             await breakage.act()
         except (CommandError, OSError) as error:
             return OrderReply(ok=False, text=str(error))
@@ -516,81 +467,6 @@ class LocalRunner:
             replace(n, lost="destroyed") if n.name == name else n for n in self._status.nodes
         )
         self._persist(replace(self._status, nodes=nodes))
-
-    # --- telling ----------------------------------------------------------------------------------
-
-    def _say(self, level: str, text: str) -> None:
-        self._emit(Notice(time=self._clock.time(), level=level, text=text))
-
-    def _in_trouble(self, what: str, error: Exception) -> None:
-        """Tell it once, until it is well again."""
-        if what not in self._troubles:
-            self._troubles.add(what)
-            why = str(error) or type(error).__name__
-            self._say("warning", f"{what}: {why}; training goes on, and it is tried again")
-
-    def _is_well(self, what: str) -> None:
-        self._troubles.discard(what)
-
-    def _tell_log(self, replica: int, container: str, line: str) -> None:
-        self._emit(Log(time=self._clock.time(), replica=replica, container=container, line=line))
-
-    def _tell_start(self) -> None:
-        spec, status = self._job.spec, self._status
-        self._emit(
-            JobStarted(
-                time=self._clock.time(),
-                job=self._job.name,
-                namespace=self._job.namespace,
-                run=self._job.run,
-                uid=status.uid,
-                replicas=spec.replicas,
-                processes_per_replica=spec.processes_per_replica,
-                state_dir=str(self._state.root),
-                address=self._wires.leader_address,
-                resumed=self._resumed,
-            )
-        )
-
-    def _tell_lost(self, action: DeletePod, plan: Plan) -> None:
-        pod = self._pods.get(action.replica)
-        if pod is None or plan.outcome is not None:
-            return
-        now = self._clock.time()
-        self._incidents.noticed("pod", (action.replica,), now)
-        self._emit(
-            PodLost(
-                time=now,
-                replica=action.replica,
-                pod=pod.plan.name,
-                node=pod.plan.node,
-                why=action.why,
-            )
-        )
-
-    def _tell_end(self, outcome: Outcome | None) -> int:
-        now, view = self._clock.time(), self._leader.view
-        if outcome is None:
-            self._emit(JobStopped(time=now, why=f"stopped by {self._stopped_by}"))
-            return EXIT_INTERRUPTED
-        if not outcome.succeeded:
-            logs = tuple(str(path) for path in sorted(self._state.logs.glob("*/*.log")))
-            self._emit(JobFailed(time=now, why=outcome.message, logs=logs))
-            return EXIT_FAILED
-        self._emit(
-            JobSucceeded(
-                time=now,
-                step=view.step if view else 0,
-                durable_step=view.newest_durable.step if view and view.newest_durable else -1,
-                seconds=round(now - self._begun, 3),
-                message=outcome.message,
-            )
-        )
-        return EXIT_OK
-
-    def _last_words(self, pods: Iterable[Pod], container: str) -> str:
-        logs = [s.log for pod in pods for s in pod.plan.containers if s.name == container]
-        return next(filter(None, (last_words(Path(log)) for log in logs)), "see its log")
 
     # --- signals ----------------------------------------------------------------------------------
 

@@ -67,12 +67,12 @@ def operator_router(agent: Agent) -> APIRouter:
     @routes.get(URL_JOB, **documented(examples.JOB))
     async def job() -> Response:
         """The whole job in one view."""
-        return reply(await agent.job())
+        return reply(await agent.whole_job.view())
 
     @routes.post(URL_FLUSH, **documented(examples.FLUSH_REPLY))
     async def flush() -> Response:
         """Ask for one common save; repeat it until the reply is `durable`."""
-        return reply(await agent.flush())
+        return reply(await agent.whole_job.flush())
 
     return routes
 

@@ -53,7 +53,7 @@ def router(agent: Agent) -> APIRouter:
     @routes.get(URL_CHECKPOINTS, **documented(examples.CHECKPOINT_LIST))
     async def checkpoints() -> Response:
         """Every checkpoint of the run that any tier holds, newest first (by the leader)."""
-        return reply(await agent.checkpoints())
+        return reply(await agent.whole_job.checkpoints())
 
     @routes.get(URL_CHECKPOINT, **documented(examples.CHECKPOINT_STATUS))
     async def checkpoint(checkpoint: Checkpoint) -> Response:
@@ -101,8 +101,8 @@ def router(agent: Agent) -> APIRouter:
 
 
 async def _status_of(agent: Agent, name: str) -> CheckpointStatus:
-    found = await agent.find(name)
-    listed = await agent.checkpoints()
+    found = await agent.whole_job.find(name)
+    listed = await agent.whole_job.checkpoints()
     for status in listed.checkpoints:
         if status.checkpoint == found:
             return status
@@ -117,7 +117,7 @@ async def _status_of(agent: Agent, name: str) -> CheckpointStatus:
 async def _asked(agent: Agent, verb: str, name: str) -> Response:
     """Pass a person's wish to the leader; 202: it has agreed and carries it out from now on."""
     status = await _status_of(agent, name)
-    await agent.wish(verb, status.checkpoint)
+    await agent.whole_job.wish(verb, status.checkpoint)
     return reply(status, 202)
 
 

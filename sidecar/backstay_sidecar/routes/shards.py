@@ -64,7 +64,7 @@ def router(agent: Agent) -> APIRouter:
         request: Request, checkpoint: Checkpoint, rank: int, tier: TierName = ""
     ) -> Response:
         """A shard's bytes. One `Range` per request; the ETag is the shard's fingerprint."""
-        opened = await _open(agent, await agent.find(checkpoint), rank, tier)
+        opened = await _open(agent, await agent.whole_job.find(checkpoint), rank, tier)
         try:
             return _ShardResponse(opened, _asked_for(request, opened.reader), agent)
         except Unsatisfiable as error:
@@ -77,10 +77,10 @@ def router(agent: Agent) -> APIRouter:
     ) -> Response:
         """A shard's sealed manifest: size, lineage, one digest per chunk."""
         if verify:
-            found = await agent.find(checkpoint)
+            found = await agent.whole_job.find(checkpoint)
             for shelf in agent.stores.shelves(tier):
                 await asyncio.to_thread(agent.replicator.verify, shelf, found, rank)
-        opened = await _open(agent, await agent.find(checkpoint), rank, tier)
+        opened = await _open(agent, await agent.whole_job.find(checkpoint), rank, tier)
         await opened.close()
         return reply(opened.reader.manifest)
 

@@ -369,7 +369,7 @@ async def test_what_the_leader_refuses_is_refused_at_any_sidecar(
 
     leader = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     monkeypatch.setattr(agent.peers, "_client", leader)
-    monkeypatch.setattr(agent, "checkpoints", listed)
+    monkeypatch.setattr(agent.whole_job, "checkpoints", listed)
     url = f"/v1/checkpoints/{examples.CHECKPOINT}{path}"
     response = await client().request(method, url)
     assert (response.status_code, error_of(response).error.message) == (409, "it is pinned")
