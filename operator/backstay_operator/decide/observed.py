@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from backstay_operator.api.job import TrainingJob
+from backstay_protocol.messages import LastWord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,19 +150,6 @@ class LeaderFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What is known of the last checkpoint, by a sidecar's last word or an answer to a flush."""
-
-    newest_step: int = -1
-    durable_step: int = -1
-
-    @property
-    def safe(self) -> bool:
-        """The newest is durable."""
-        return self.durable_step >= self.newest_step
-
-
-@dataclass(frozen=True, kw_only=True)
 class Flushed:
     """The last answer to POST /v1/flush."""
 
@@ -191,7 +179,7 @@ class Observed:
     """Of the job as it is now; pods with another one are outdated."""
     troubles: tuple[Trouble, ...] = ()
     """What the API server refused when the last plan was carried out."""
-    last_word: Kept | None = None
+    last_word: LastWord | None = None
     """What the sidecars said as they ended."""
     flushed: Flushed | None = None
     flush_pods: tuple[PodState, ...] = ()

@@ -14,7 +14,6 @@ from backstay_operator.api import names
 from backstay_operator.api.job import CLEAN_ALL, CLEAN_NONE
 from backstay_operator.decide.observed import (
     JobRecord,
-    Kept,
     Observed,
     PodRecord,
     PodState,
@@ -33,6 +32,7 @@ from backstay_operator.decide.plan import (
 from backstay_operator.decide.stuck import why_stuck
 from backstay_operator.manifests.topology import pod_identity
 from backstay_operator.settings import RestartSettings
+from backstay_protocol.messages import LastWord
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ def _has_completed(case: _Case) -> Plan | None:
     return _succeed(case, names.REASON_NOT_DURABLE, message)
 
 
-def _kept(observed: Observed) -> Kept | None:
+def _kept(observed: Observed) -> LastWord | None:
     """The leader's word while it lives, else what the sidecars said as they ended."""
     leader = observed.leader
     if leader is not None:
-        return Kept(newest_step=leader.newest_step, durable_step=leader.durable_step)
+        return LastWord(newest_step=leader.newest_step, durable_step=leader.durable_step)
     return observed.last_word
 
 

@@ -13,11 +13,12 @@ from backstay_operator.api.names import (
     TRAINER,
 )
 from backstay_operator.cluster import Tree
-from backstay_operator.decide import ContainerState, Ended, Kept, PodState, Trouble
+from backstay_operator.decide import ContainerState, Ended, PodState, Trouble
 from backstay_operator.manifests.wiring import ANNOTATION_SPEC, LABEL_ROLE, ROLE_FLUSH
 from backstay_operator.times import seconds
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
+from backstay_protocol.messages import LastWord
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError")
@@ -115,12 +116,12 @@ def last_words(tree: Tree, name: str) -> str:
     return f"{words}: {lines[-1][-_WORDS:]}" if lines else words
 
 
-def kept_of(tree: Tree) -> Kept | None:
+def kept_of(tree: Tree) -> LastWord | None:
     """What the sidecar said of the last checkpoint as it ended, in its termination message."""
     status = status_of(tree, SIDECAR)
     ended = (status.get("state") or {}).get("terminated") or {}
     try:
-        return codec.loads(Kept, str(ended.get("message") or "").encode())
+        return codec.loads(LastWord, str(ended.get("message") or "").encode())
     except ProtocolError:
         return None
 

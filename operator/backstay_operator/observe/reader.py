@@ -13,7 +13,6 @@ from backstay_operator.api.names import LABEL_JOB
 from backstay_operator.cluster import POD, SECRET, Cluster, Tree
 from backstay_operator.decide import (
     JobRecord,
-    Kept,
     NodeState,
     Observed,
     PodState,
@@ -38,7 +37,7 @@ from backstay_operator.observe.pods import (
 from backstay_operator.observe.record import read_record
 from backstay_operator.settings import ClusterSettings
 from backstay_protocol.clock import Clock
-from backstay_protocol.messages import JobView
+from backstay_protocol.messages import JobView, LastWord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +184,7 @@ def _leader_host(pods: Iterable[Tree], record: JobRecord) -> str:
     return hosts[-1]
 
 
-def last_word(pods: Iterable[Tree], record: JobRecord) -> Kept | None:
+def last_word(pods: Iterable[Tree], record: JobRecord) -> LastWord | None:
     """What the sidecars of the current pods, or of their flush pods, said as they ended.
 
     A replaced pod may have spoken of an attempt that is no history any more.
@@ -196,7 +195,7 @@ def last_word(pods: Iterable[Tree], record: JobRecord) -> Kept | None:
     ]
     if not words:
         return None
-    return Kept(
+    return LastWord(
         newest_step=max(word.newest_step for word in words),
         durable_step=max(word.durable_step for word in words),
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay_operator.api import names
-from backstay_operator.decide import JobRecord, Kept, NodeState, PodRecord, drain_taint, why_lost
+from backstay_operator.decide import JobRecord, NodeState, PodRecord, drain_taint, why_lost
 from backstay_operator.observe import pods
 from backstay_operator.observe.deaths import early_deaths, restarts
 from backstay_operator.observe.leader import facts_of, missed_seconds
@@ -20,7 +20,7 @@ from backstay_operator.persisted import parse_record, write_record
 from backstay_operator.settings import DRAIN_TAINTS
 from backstay_operator.times import seconds, text_of
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import JobView, ReplicaView, TierState
+from backstay_protocol.messages import JobView, LastWord, ReplicaView, TierState
 
 Tree = dict[str, Any]
 AT = "2027-01-15T08:00:00Z"
@@ -147,7 +147,7 @@ def test_the_sidecars_last_word_is_read_from_its_termination_message() -> None:
     word = '{"newest_step": 9, "durable_step": 7}'
     done = {"name": "backstay-sidecar", "state": ended(0, message=word)}
     kept = pods.kept_of(pod(status={"initContainerStatuses": [done]}))
-    assert kept == Kept(newest_step=9, durable_step=7)
+    assert kept == LastWord(newest_step=9, durable_step=7)
     assert kept is not None
     assert not kept.safe
 
@@ -167,7 +167,7 @@ def test_the_word_of_a_pod_that_was_replaced_proves_nothing() -> None:
 
     record = JobRecord(first_generation=7, generation=8, pods={1: PodRecord(generation=8)})
     old, now = said(7, 40, 40), said(8, 30, 20)
-    assert last_word([old, now], record) == Kept(newest_step=30, durable_step=20)
+    assert last_word([old, now], record) == LastWord(newest_step=30, durable_step=20)
     assert last_word([old], record) is None
 
 

@@ -1,0 +1,128 @@
+"""What people, tools and the operator hear of a job: by the leader, or by a sidecar as it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.messages.common import TierState
+from backstay_protocol.messages.progress import RankProgress
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentStatus:
+    """GET /v1/status: what one sidecar knows of itself and of its job."""
+
+    run: str
+    replica: int
+    attempt: int = 0
+    """Attempt that it follows; 0: none has begun."""
+    generation: int = 0
+    tiers: tuple[TierState, ...] = ()
+    """The configured tiers, nearest first."""
+    message: str = ""
+    """What it is doing or waits for, in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointStatus:
+    """One checkpoint in GET /v1/checkpoints and /v1/checkpoints/{id}."""
+
+    checkpoint: CheckpointId
+    world_size: int
+    complete_in: tuple[str, ...]
+    present_in: dict[str, int]
+    """Tier -> number of shards there."""
+    durable: bool
+    pinned: bool
+    on_lineage: bool
+    size: int
+    """Bytes of all shards known."""
+    created: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointList:
+    """GET /v1/checkpoints: newest first."""
+
+    run: str
+    attempt: int
+    checkpoints: tuple[CheckpointStatus, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaView:
+    """One replica in GET /v1/job."""
+
+    replica: int
+    generation: int
+    address: str
+    seen_seconds_ago: float
+    ranks: tuple[RankProgress, ...] = ()
+    tiers: tuple[TierState, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreView:
+    """The last restore, in GET /v1/job and in the runner's account."""
+
+    attempt: int
+    base: CheckpointId | None
+    finished: float
+    seconds: float
+    bytes_by_tier: dict[str, int]
+    lost_steps: int
+    bad: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    """GET /v1/job at the leader: all that operator, runner and people need."""
+
+    run: str
+    attempt: int
+    phase: str
+    """Joining | Restoring | Training | Finished | Failed."""
+    message: str
+    step: int
+    """Smallest step of all ranks."""
+    replicas: tuple[ReplicaView, ...] = ()
+    tiers: tuple[TierState, ...] = ()
+    restores: tuple[RestoreView, ...] = ()
+    """Newest last, at most 20."""
+    newest_durable: CheckpointId | None = None
+    newest_copy: CheckpointId | None = None
+    """The newest on the lineage of which any shard is in sight, whole in a tier or not."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """PUT /v1/policy at the leader: schedules, in force from a step on."""
+
+    every_steps: int = 0
+    effective_from: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastWord:
+    """What a sidecar knows of the last checkpoint as it ends: its termination message."""
+
+    newest_step: int
+    """Newest step that is saved anywhere; -1: none."""
+    durable_step: int
+
+    @property
+    def safe(self) -> bool:
+        """The newest is durable."""
+        return self.durable_step >= self.newest_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlushReply:
+    """POST /v1/flush: one common save was asked for; poll until `durable`."""
+
+    step: int
+    durable: bool
+    message: str = ""
