@@ -8,6 +8,7 @@ embedded store. It never writes to a run.
 from __future__ import annotations
 
 import io
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import minio
 import urllib3
 from minio.error import MinioException, S3Error
 
+from backstay_cli.credentials import HINT
 from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
 from backstay_protocol.pull import Endpoint
 
@@ -46,6 +48,10 @@ class BucketAddress:
     keys: tuple[str, str]
     """Access and secret key."""
     session_token: str = ""
+    keys_hint: str = HINT
+    """What to do when they are refused."""
+    authority: str = ""
+    """PEM of the authority behind the endpoint's certificate; empty: the system's."""
 
 
 class Bucket:
@@ -68,8 +74,13 @@ class Bucket:
             backoff_factor=0.2,
             raise_on_status=False,
         )
+        self._trust = (
+            ssl.create_default_context(cadata=address.authority) if address.authority else None
+        )
         pool = urllib3.PoolManager(
-            timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS), retries=patience
+            timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
+            retries=patience,
+            ssl_context=self._trust,
         )
         self._client = minio.Minio(
             endpoint=parts.netloc,
@@ -129,7 +140,7 @@ class Bucket:
             url = self._client.presigned_get_object(
                 bucket_name=self.address.bucket, object_name=key, expires=_SIGNED
             )
-        return Endpoint(url)
+        return Endpoint(url, tls=self._trust)
 
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:
@@ -154,8 +165,7 @@ class Bucket:
         if code in _CREDENTIAL_CODES:
             raise UsageError(
                 f"{self}: the credentials were refused ({code}: {error.message})",
-                "set BACKSTAY_S3_ACCESS_KEY and BACKSTAY_S3_SECRET_KEY (or AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY)",
+                self.address.keys_hint,
             ) from error
         raise NoAnswer(f"{self}: can't {doing}: {code} {error.message}") from error
 

@@ -72,6 +72,11 @@ class Kubectl:
             finally:
                 process.kill()
 
+    def secret(self, name: str) -> dict[str, str]:
+        """A Secret's values."""
+        data = self.get("secret", name).get("data") or {}
+        return {key: _decoded(name, key, value) for key, value in data.items()}
+
     def _command(self) -> list[str]:
         options = {
             "--namespace": self.namespace,
@@ -113,7 +118,7 @@ class ClusterJob:
 
     def __init__(self, kubectl: Kubectl, name: str) -> None:
         """`name`: empty where the namespace has only one. Raises NotFound or UsageError."""
-        self._kubectl = kubectl
+        self.kubectl = kubectl
         self.tree = kubectl.get(_JOBS, name) if name else _only(kubectl.get(_JOBS))
         self.name: str = self.tree["metadata"]["name"]
         self.namespace: str = self.tree["metadata"]["namespace"]
@@ -145,7 +150,7 @@ class ClusterJob:
         if replica not in self._known:
             if replica not in self._pods:
                 raise NoAnswer(f"{self.namespace}/{self.name}: replica {replica} has no pod")
-            forward = self._kubectl.forward(self._pods[replica], PORT_API)
+            forward = self.kubectl.forward(self._pods[replica], PORT_API)
             self._known[replica] = self._forwards.enter_context(forward)
         return self._known[replica]
 
@@ -155,7 +160,7 @@ class ClusterJob:
         Before a checkpoint is chosen: a job that trains fast overwrites it while kubectl starts.
         """
         missing = [replica for replica in self._pods if replica not in self._known]
-        opened = [self._kubectl.forward(self._pods[replica], PORT_API) for replica in missing]
+        opened = [self.kubectl.forward(self._pods[replica], PORT_API) for replica in missing]
         with ThreadPoolExecutor(_FORWARDS_AT_ONCE) as threads:
             addresses = list(threads.map(_entered, opened))
         for replica, forward, address in zip(missing, opened, addresses, strict=True):
@@ -171,12 +176,12 @@ class ClusterJob:
 
     def token(self) -> str:
         """The job's. Raises CommandError where the person may not read it."""
-        return self.secret(f"{self.name}-backstay").get("token", "")
+        return self.kubectl.secret(f"{self.name}-backstay").get("token", "")
 
-    def secret(self, name: str) -> dict[str, str]:
-        """A Secret's values."""
-        data = self._kubectl.get("secret", name).get("data") or {}
-        return {key: _decoded(name, key, value) for key, value in data.items()}
+    @property
+    def run_name(self) -> str:
+        """What its checkpoints are kept under, with the namespace."""
+        return str(self.tree["spec"]["checkpoint"].get("runName") or self.name)
 
 
 def _entered(forward: AbstractContextManager[str]) -> str:

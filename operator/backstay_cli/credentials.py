@@ -11,6 +11,11 @@ from backstay_protocol.names import (
     ENV_S3_SESSION_TOKEN,
 )
 
+HINT = (
+    "set BACKSTAY_S3_ACCESS_KEY and BACKSTAY_S3_SECRET_KEY (or AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY)"
+)
+
 
 def credentials() -> tuple[str, str, str]:
     """S3 keys and session token of the person. Raises UsageError if there are none."""
@@ -20,8 +25,4 @@ def credentials() -> tuple[str, str, str]:
     ):
         if os.environ.get(access) and os.environ.get(secret):
             return os.environ[access], os.environ[secret], os.environ.get(session, "")
-    raise UsageError(
-        "no credentials for the S3 store",
-        "set BACKSTAY_S3_ACCESS_KEY and BACKSTAY_S3_SECRET_KEY (or AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY)",
-    )
+    raise UsageError("no credentials for the S3 store", HINT)

@@ -6,7 +6,7 @@ import os
 
 import typer
 
-from backstay_cli.commands import agent, local, look, pull
+from backstay_cli.commands import agent, flush, local, look, pull
 from backstay_cli.errors import EXIT_CODES_HELP
 from backstay_cli.where import ENV_CLUSTER, located
 
@@ -27,14 +27,15 @@ app = typer.Typer(
 )
 app.add_typer(local.app, name="local")
 _NO_BUCKET = ("bucket", "endpoint", "run", "prefix", "region")
-for function, text in (
-    (located(look.status, *_NO_BUCKET), look.STATUS_HELP),
-    (located(look.checkpoints), look.CHECKPOINTS_HELP),
-    (located(pull.pull), pull.PULL_HELP),
-    (located(pull.verify), pull.VERIFY_HELP),
-    (agent.agent, agent.HELP),
+for name, function, text in (
+    ("status", located(look.status, *_NO_BUCKET), look.STATUS_HELP),
+    ("checkpoints", located(look.checkpoints), look.CHECKPOINTS_HELP),
+    ("pull", located(pull.pull), pull.PULL_HELP),
+    ("verify", located(pull.verify), pull.VERIFY_HELP),
+    ("flush", located(flush.flush_command, *_NO_BUCKET), flush.FLUSH_HELP),
+    ("agent", agent.agent, agent.HELP),
 ):
-    app.command(help=text, epilog=EXIT_CODES_HELP)(function)
+    app.command(name, help=text, epilog=EXIT_CODES_HELP)(function)
 
 
 def main() -> None:

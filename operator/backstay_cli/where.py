@@ -20,6 +20,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from backstay_cli.buckets import RunBucket, cluster_bucket, local_bucket, own_keys, run_bucket
 from backstay_cli.catalog import (
     BucketCatalog,
     Catalog,
@@ -30,7 +31,6 @@ from backstay_cli.catalog import (
     SidecarCatalog,
 )
 from backstay_cli.cluster import ClusterJob, Kubectl
-from backstay_cli.credentials import credentials
 from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
 from backstay_cli.find import LocalJob, choose_job
 from backstay_cli.local import machine
@@ -135,6 +135,12 @@ class Where:
         )
         return ClusterJob(kubectl, self.job)
 
+    def given_token(self) -> str:
+        """Of the sidecar that is named. Raises UsageError if there is none."""
+        if not self.token:
+            raise UsageError("no token for the sidecar", f"set {ENV_TOKEN} to the job's token")
+        return self.token
+
 
 def located(command: Callable[..., None], *leave_out: str) -> Callable[..., None]:
     """Give a command the options of Where, but for those left out; it takes them as `where`."""
@@ -199,21 +205,14 @@ async def _opened(where: Where, reads: bool) -> AsyncIterator[Catalog]:
         with where.cluster_job() as found:
             yield cluster_catalog(found, where.endpoint, reads=reads)
     elif where.address:
-        yield SidecarCatalog(where.address, _token(where.token))
+        yield SidecarCatalog(where.address, where.given_token())
     elif where.bucket:
-        keys = credentials()
-        yield _catalog(where.endpoint, where.bucket, where.region, keys, where.run, where.prefix)
+        yield named_bucket(where).catalog()
     else:
         job = choose_job(where.job, where.state_dir, running=None)
         opened = _running(job) if job.running else _stopped(job)
         async with opened as catalog:
             yield catalog
-
-
-def _token(given: str) -> str:
-    if not given:
-        raise UsageError("no token for the sidecar", f"set {ENV_TOKEN} to the job's token")
-    return given
 
 
 def cluster_catalog(job: ClusterJob, endpoint: str = "", *, reads: bool = True) -> Catalog:
@@ -223,37 +222,15 @@ def cluster_catalog(job: ClusterJob, endpoint: str = "", *, reads: bool = True) 
     `reads`: bytes are wanted too, not only the list.
     """
     if not job.runs:
-        return _cluster_bucket(job, endpoint)
+        return cluster_bucket(job, endpoint).catalog()
     sidecars = SidecarCatalog(job.address(), job.token(), job.reach)
     if not reads:
         return sidecars
     job.forward_all()
     try:
-        return ChainedCatalog([sidecars, InReach(_cluster_bucket(job, endpoint))])
+        return ChainedCatalog([sidecars, InReach(cluster_bucket(job, endpoint).catalog())])
     except CommandError:  # it has none, or the person may not read its keys
         return sidecars
-
-
-def _cluster_bucket(job: ClusterJob, endpoint: str) -> BucketCatalog:
-    """The job's remote tier, with the keys of its Secret. Raises CommandError."""
-    checkpoint = job.tree["spec"]["checkpoint"]
-    remote = checkpoint.get("remote")
-    if not remote:
-        raise NotFound(
-            f"{job.namespace}/{job.name}: no pod of it runs, and it has no remote tier to read from"
-        )
-    secret = remote.get("credentialsSecret")
-    keys = job.secret(secret) if secret else {}
-    found = (keys.get("accessKey", ""), keys.get("secretKey", ""), keys.get("sessionToken", ""))
-    run = f"{job.namespace}/{checkpoint.get('runName') or job.name}"
-    return _catalog(
-        endpoint or remote["endpoint"],
-        remote["bucket"],
-        remote.get("region", "us-east-1"),
-        found if secret else credentials(),
-        run,
-        remote.get("prefix", ""),
-    )
 
 
 class InReach:
@@ -289,51 +266,75 @@ async def _running(job: LocalJob) -> AsyncIterator[Catalog]:
     catalogs: list[Catalog] = [SidecarCatalog(address, job.folder.token())]
     endpoint = job.status.store_endpoint or job.status.endpoint
     if endpoint:
-        catalogs.append(_bucket(job, endpoint))
+        catalogs.append(local_bucket(job, endpoint).catalog())
     yield ChainedCatalog(catalogs)
 
 
 @asynccontextmanager
 async def _stopped(job: LocalJob) -> AsyncIterator[Catalog]:
-    disks = sorted((job.folder.root / "nodes").glob("*/disk"))
-    if job.status.endpoint:
-        yield _bucket(job, job.status.endpoint)
-    elif not job.status.embedded:
-        yield DiskCatalog(disks, job.status.run)
-    else:
-        with job.folder.locked():
-            store = EmbeddedStore(
-                folder=job.folder.store,
-                log=job.folder.logs / "store.log",
-                host=machine.store_host(job.status.uid),
-                keys=job.folder.store_keys(),
-                on_exit=lambda: None,
-            )
-            store.start()
-            try:
-                await store.ready(job.status.bucket, job.status.region, SYSTEM_CLOCK)
-                yield _bucket(job, store.endpoint)
-            finally:
-                await store.stop()
+    async with store_of(job) as endpoint:
+        if endpoint:
+            yield local_bucket(job, endpoint).catalog()
+        else:
+            yield DiskCatalog(disks_of(job), job.status.run)
 
 
-def _bucket(job: LocalJob, endpoint: str) -> BucketCatalog:
+def disks_of(job: LocalJob) -> list[Path]:
+    """Of a local job's nodes."""
+    return sorted((job.folder.root / "nodes").glob("*/disk"))
+
+
+@asynccontextmanager
+async def store_of(job: LocalJob) -> AsyncIterator[str]:
+    """Endpoint of a local job's remote tier; empty: it has none. An embedded store of a stopped
+    job runs for as long as the block does.
+    """
     status = job.status
-    keys = (*job.folder.store_keys(), "") if status.embedded else credentials()
-    return _catalog(endpoint, status.bucket, status.region, keys, status.run, status.prefix)
+    endpoint = (status.store_endpoint if job.running else "") or status.endpoint
+    if endpoint or job.running or not status.embedded:
+        yield endpoint
+        return
+    with job.folder.locked():
+        store = EmbeddedStore(
+            folder=job.folder.store,
+            log=job.folder.logs / "store.log",
+            host=machine.store_host(status.uid),
+            keys=job.folder.store_keys(),
+            on_exit=lambda: None,
+        )
+        store.start()
+        try:
+            await store.ready(status.bucket, status.region, SYSTEM_CLOCK)
+            yield store.endpoint
+        finally:
+            await store.stop()
 
 
-def _catalog(
-    endpoint: str, bucket: str, region: str, keys: tuple[str, str, str], run: str, prefix: str
-) -> BucketCatalog:
-    from backstay_cli.bucket import Bucket, BucketAddress  # the S3 client takes long to import
+@asynccontextmanager
+async def opened_bucket(where: Where) -> AsyncIterator[RunBucket]:
+    """The remote tier of what is meant, without any sidecar. Raises CommandError."""
+    if where.bucket:
+        yield named_bucket(where)
+    elif where.in_cluster:
+        with where.cluster_job() as found:
+            yield cluster_bucket(found, where.endpoint)
+    elif where.address:
+        raise UsageError("a sidecar does not tell where its bucket is", WHERE_HELP)
+    else:
+        job = choose_job(where.job, where.state_dir, running=None)
+        async with store_of(job) as endpoint:
+            if not endpoint:
+                raise NotFound(f"{job.name} has no remote tier to read from")
+            yield local_bucket(job, endpoint)
 
-    access, secret, session = keys
-    address = BucketAddress(
-        endpoint=endpoint,
-        bucket=bucket,
-        region=region,
-        keys=(access, secret),
-        session_token=session,
+
+def named_bucket(where: Where) -> RunBucket:
+    """By --bucket, --endpoint and --run."""
+    return run_bucket(
+        where.endpoint,
+        where.bucket,
+        where.run,
+        keys=own_keys(),
+        prefix=where.prefix,
+        region=where.region,
     )
-    return BucketCatalog(Bucket(address), run, prefix)

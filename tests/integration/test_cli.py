@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from click.testing import Result
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
-from backstay_cli.main import app
+from backstay_protocol.control import Word
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import DiskLayout
+from backstay_protocol.manifest import FORCED
+from support.calling import call
 from support.plain_run import (
     CHECKPOINTS,
     DEAD,
@@ -46,6 +46,7 @@ COMMANDS = [
     ["checkpoints"],
     ["pull"],
     ["verify"],
+    ["flush"],
 ]
 
 
@@ -55,13 +56,6 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("BACKSTAY_S3", "BACKSTAY_TOKEN", "AWS_")):
             monkeypatch.delenv(name)
-
-
-def call(*arguments: str, **env: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "120", **env})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture
@@ -485,6 +479,25 @@ def test_a_checkpoint_is_pulled_through_a_running_sidecar(tmp_path: Path) -> Non
         status = call("status", *where, **token)
         assert status.exit_code == 0
         assert "replicas" in status.output
+        for rank in range(2):
+            job.train(rank, attempt, 36)
+
+        def heard() -> bool:
+            return bool(
+                json.loads(call("status", *where, "-o", "json", **token).stdout)["step"] == 36
+            )
+
+        job.wait_for(heard, "the leader to hear of step 36")
+        late = call("flush", *where, "--timeout", "0.2", **token)
+        assert late.exit_code == 1
+        assert "is not complete in local" in late.output
+        order = abs(job.wait_for(lambda: job.word(0, Word.SAVE_AT_STEP), "the order to save"))
+        forced = {"step": order, "attempt": attempt, "slot": 1, "reason": FORCED}
+        for rank in range(2):
+            job.save(rank=rank, data=shard(order, rank), plan="plan-1", **forced)
+            job.train(rank, attempt, order)
+        flushed = json.loads(call("flush", *where, "-o", "json", **token).stdout)
+        assert (flushed["done"], flushed["tier"], flushed["step"]) == (True, "local", order)
         refused = call("status", *where, BACKSTAY_TOKEN="another-token-of-some-length")
         assert refused.exit_code == 2
         assert "the token was refused" in refused.output

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_manifest
+from backstay_cli.client import SidecarClient
 from backstay_cli.digest import digest
-from backstay_cli.errors import UsageError
-from backstay_protocol import codec
-from backstay_protocol.errors import CorruptData, ProtocolError, Refused, Unreachable
+from backstay_protocol.errors import CorruptData, Refused, Unreachable
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import (
     CheckpointList,
     CheckpointStatus,
-    ErrorReply,
     JobView,
     ReplicaView,
 )
@@ -27,15 +23,12 @@ from backstay_protocol.names import (
     LOCAL,
     MEMORY,
     NEIGHBOR,
-    PORT_API,
     URL_CHECKPOINTS,
     URL_JOB,
     URL_SHARD,
     URL_SHARD_MANIFEST,
 )
-from backstay_protocol.pull import Endpoint, exchange, get_bytes, pull
-
-T = TypeVar("T")
+from backstay_protocol.pull import Endpoint, get_bytes, pull
 
 _TIMEOUT_SECONDS = 15.0
 _STILL_FIRST = (LOCAL, NEIGHBOR, MEMORY)  # a slot may be overwritten while it is read
@@ -71,11 +64,9 @@ class SidecarCatalog:
         gives the URL by which another one is reached from here, or an empty text; without it, its
         own address is.
         """
-        base = address if "://" in address else f"http://{address}"
-        if base.rpartition("]")[2].count(":") < (2 if "]" not in base else 1):
-            base = f"{base}:{PORT_API}"
-        self._base = base.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._client = SidecarClient(address, token)
+        self._base = self._client.base
+        self._headers = self._client.headers
         self._reach = reach or (lambda view: f"http://{view.address}" if view.address else "")
         self._peers: dict[str, str] | None = None
 
@@ -91,11 +82,11 @@ class SidecarCatalog:
 
     def checkpoints(self) -> CheckpointList:
         """GET /v1/checkpoints."""
-        return self._ask(CheckpointList, URL_CHECKPOINTS)
+        return self._client.get(CheckpointList, URL_CHECKPOINTS)
 
     def job(self) -> JobView:
         """GET /v1/job; any sidecar passes it on to the leader. Raises Unreachable."""
-        return self._ask(JobView, URL_JOB)
+        return self._client.get(JobView, URL_JOB)
 
     def sources(
         self, checkpoint: CheckpointStatus, rank: int
@@ -140,25 +131,3 @@ class SidecarCatalog:
         return SidecarSource(
             replica, tier, manifest, Endpoint(f"{base}{shard}{query}", self._headers)
         )
-
-    def _ask(self, kind: type[T], path: str) -> T:
-        endpoint = Endpoint(f"{self._base}{path}", self._headers)
-        try:
-            status, data = exchange(endpoint, timeout=_TIMEOUT_SECONDS)
-        except ValueError as error:
-            raise UsageError(f"--address: {error}") from error
-        if status == 200:
-            return codec.loads(kind, data)
-        raise _refusal(endpoint, status, data)
-
-
-def _refusal(endpoint: Endpoint, status: int, data: bytes) -> Exception:
-    if status == 401:
-        return UsageError(
-            f"{endpoint.name}: the token was refused", "set BACKSTAY_TOKEN to the job's token"
-        )
-    try:
-        body = codec.from_plain(ErrorReply, json.loads(data)).error
-    except (ValueError, ProtocolError):
-        return Unreachable(f"{endpoint.name}: answered {status}, and not as a sidecar does")
-    return Refused(status, body.code, f"{endpoint.name}: {body.message}", body.hint)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import typer
 
 from backstay_cli.catalog import SidecarCatalog
-from backstay_cli.errors import CommandError, UsageError
+from backstay_cli.errors import CommandError
 from backstay_cli.find import LocalJob, choose_job
 from backstay_cli.local.state import LocalStatus
 from backstay_cli.output import Format, OutputOption, print_json, print_table
@@ -93,9 +93,7 @@ def status(where: Where, output: OutputOption = Format.TEXT) -> None:
         _show_cluster_job(where, output)
         return
     if where.address:
-        if not where.token:
-            raise UsageError("no token for the sidecar", "set BACKSTAY_TOKEN")
-        _show_view(SidecarCatalog(where.address, where.token).job(), output)
+        _show_view(SidecarCatalog(where.address, where.given_token()).job(), output)
         return
     found = choose_job(where.job, where.state_dir, running=None)
     if found.running:

@@ -131,21 +131,30 @@ class UnknownAccessKey(StoreRefused):
     """InvalidAccessKeyId."""
 
     what = "the access key is not known"
-    hint = "check BACKSTAY_S3_ACCESS_KEY in the credentials secret"
+    hint = (
+        "in a cluster check accessKey in the Secret that remote.credentialsSecret names, elsewhere "
+        "BACKSTAY_S3_ACCESS_KEY of the sidecar's environment"
+    )
 
 
 class WrongSecretKey(StoreRefused):
     """SignatureDoesNotMatch."""
 
     what = "the secret key is wrong (the signature does not match)"
-    hint = "check BACKSTAY_S3_SECRET_KEY in the credentials secret, and the region"
+    hint = (
+        "in a cluster check secretKey in the Secret that remote.credentialsSecret names, elsewhere "
+        "BACKSTAY_S3_SECRET_KEY of the sidecar's environment; and remote.region"
+    )
 
 
 class ExpiredCredentials(StoreRefused):
     """ExpiredToken, or a presigned URL that has run out."""
 
     what = "the credentials or the presigned URL have expired"
-    hint = "renew the session token in the credentials secret"
+    hint = (
+        "in a cluster renew sessionToken and its keys in the Secret that remote.credentialsSecret "
+        "names, elsewhere BACKSTAY_S3_SESSION_TOKEN and its keys in the sidecar's environment"
+    )
 
 
 class ClockSkewed(StoreRefused):

@@ -100,3 +100,20 @@ def test_parts_are_whole_chunks_within_the_limits_of_the_store(size: int, chunk:
     assert part % chunk == 0
     assert part >= MIN_PART_BYTES
     assert -(-size // part) <= MAX_PARTS
+
+
+@pytest.mark.parametrize(
+    ("code", "key", "variable"),
+    [
+        ("InvalidAccessKeyId", "accessKey", "BACKSTAY_S3_ACCESS_KEY"),
+        ("SignatureDoesNotMatch", "secretKey", "BACKSTAY_S3_SECRET_KEY"),
+        ("ExpiredToken", "sessionToken", "BACKSTAY_S3_SESSION_TOKEN"),
+    ],
+)
+def test_refused_keys_are_named_as_the_secret_and_as_the_environment_call_them(
+    code: str, key: str, variable: str
+) -> None:
+    told = str(e.from_answer(e.Place("http://s3", "models"), 403, code, "", "list"))
+    assert f"in a cluster {'renew' if key == 'sessionToken' else 'check'} {key}" in told
+    assert "remote.credentialsSecret" in told
+    assert variable in told

@@ -1,0 +1,140 @@
+"""The bucket of a run: where it is and with whose keys, from the options, a TrainingJob, a folder.
+
+Used by `where` (catalogs), `support-bundle`, `restore --dry-run` and `validate`. Opens no
+connection; the S3 client is imported only when one of these is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from backstay_cli.catalog import BucketCatalog
+from backstay_cli.cluster import ClusterJob, Kubectl
+from backstay_cli.credentials import HINT, credentials
+from backstay_cli.errors import NotFound
+from backstay_cli.find import LocalJob
+from backstay_protocol.layout import RemoteLayout
+
+if TYPE_CHECKING:  # the S3 client takes long to import
+    from backstay_cli.bucket import Bucket
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBucket:
+    """One run in one bucket."""
+
+    bucket: Bucket
+    run: str
+    """`<namespace>/<run name>`."""
+    prefix: str
+
+    @property
+    def layout(self) -> RemoteLayout:
+        """Its keys."""
+        return RemoteLayout(self.prefix, self.run)
+
+    def catalog(self) -> BucketCatalog:
+        """Its checkpoints."""
+        return BucketCatalog(self.bucket, self.run, self.prefix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """S3 keys, an authority's certificates, and what to do when they are refused."""
+
+    access: str
+    secret: str
+    session: str = ""
+    hint: str = HINT
+    authority: str = ""
+    """PEM; empty: the system's authorities."""
+
+
+def own_keys() -> Keys:
+    """The person's, from the environment. Raises UsageError if there are none."""
+    access, secret, session = credentials()
+    return Keys(access=access, secret=secret, session=session)
+
+
+def run_bucket(
+    endpoint: str, bucket: str, run: str, *, keys: Keys, prefix: str = "", region: str = "us-east-1"
+) -> RunBucket:
+    """Raises UsageError where the endpoint is none."""
+    from backstay_cli.bucket import Bucket, BucketAddress  # the S3 client takes long to import
+
+    address = BucketAddress(
+        endpoint=endpoint,
+        bucket=bucket,
+        region=region,
+        keys=(keys.access, keys.secret),
+        session_token=keys.session,
+        keys_hint=keys.hint,
+        authority=keys.authority,
+    )
+    return RunBucket(bucket=Bucket(address), run=run, prefix=prefix)
+
+
+def local_bucket(job: LocalJob, endpoint: str) -> RunBucket:
+    """Of a local job; `endpoint`: of its store, embedded or not."""
+    status = job.status
+    keys = _embedded_keys(job) if status.embedded else own_keys()
+    return run_bucket(
+        endpoint, status.bucket, status.run, keys=keys, prefix=status.prefix, region=status.region
+    )
+
+
+def _embedded_keys(job: LocalJob) -> Keys:
+    access, secret = job.folder.store_keys()
+    return Keys(access=access, secret=secret)
+
+
+def cluster_bucket(job: ClusterJob, endpoint: str = "") -> RunBucket:
+    """A TrainingJob's remote tier, with the keys of its Secret. Raises CommandError.
+
+    `endpoint`: the store as it is reached from here, if not by the job's own words.
+    """
+    remote = job.tree["spec"]["checkpoint"].get("remote")
+    if not remote:
+        raise NotFound(f"{job.namespace}/{job.name} has no remote tier to read from")
+    keys = remote_keys(job.kubectl, remote)
+    run = f"{job.namespace}/{job.run_name}"
+    return remote_bucket(remote, run, keys, endpoint)
+
+
+def remote_bucket(remote: Mapping[str, Any], run: str, keys: Keys, endpoint: str = "") -> RunBucket:
+    """By the `remote` section of a manifest."""
+    return run_bucket(
+        endpoint or endpoint_of(remote),
+        remote["bucket"],
+        run,
+        keys=keys,
+        prefix=remote.get("prefix", ""),
+        region=remote.get("region", "us-east-1"),
+    )
+
+
+def endpoint_of(remote: Mapping[str, Any]) -> str:
+    """With the scheme that `secure` says, where it has none of its own."""
+    endpoint = str(remote["endpoint"])
+    if "://" in endpoint:
+        return endpoint
+    return f"{'https' if remote.get('secure', True) else 'http'}://{endpoint}"
+
+
+def remote_keys(kubectl: Kubectl, remote: Mapping[str, Any]) -> Keys:
+    """Of the Secrets that a manifest names; without one, the person's. Raises CommandError."""
+    name, authority = remote.get("credentialsSecret"), ""
+    if remote.get("caSecret"):
+        authority = kubectl.secret(remote["caSecret"]).get("ca.crt", "")
+    if not name:
+        return replace(own_keys(), authority=authority)
+    found = kubectl.secret(name)
+    return Keys(
+        access=found.get("accessKey", ""),
+        secret=found.get("secretKey", ""),
+        session=found.get("sessionToken", ""),
+        hint=f"check accessKey and secretKey of the Secret {name}, and remote.region",
+        authority=authority,
+    )
