@@ -74,7 +74,7 @@ class Round:
     """One round. Frozen: `advance` returns the next one.
 
     For readers outside rounds.py: `name`, `phase`, `attempt`, `message`, `decision`, `choice`,
-    `record`, `summary`, `give_up`, `joins`, `remote`, `claimed`, `struck`.
+    `record`, `summary`, `give_up`, `joins`, `nonces`, `known`, `remote`, `claimed`, `struck`.
     """
 
     name: str

@@ -61,7 +61,7 @@ from backstay_sidecar.restore.member import Member
 from backstay_sidecar.restore.peers import HttpPeers
 from backstay_sidecar.settings import Settings
 from backstay_sidecar.stores import Stores
-from backstay_sidecar.tiers.base import WritableTier
+from backstay_sidecar.tiers.base import WritableTier, store_code
 from backstay_sidecar.tiers.disk import DiskStore
 from backstay_sidecar.tiers.neighbor import Neighbor, NeighborTier
 from backstay_sidecar.whole_job import WholeJob
@@ -283,7 +283,7 @@ class Agent:
             except (BackstayError, OSError) as error:
                 if not worker.standing:
                     self.events.emit("remote_unusable", message=str(error))
-                worker.standing = str(error)
+                worker.standing, worker.standing_code = str(error), store_code(error)
             else:
                 worker.standing = ""
                 self.replicator.notice()

@@ -5,6 +5,9 @@ Each class says who sends it. What may change in a minor version: docs/compatibi
 """
 
 from backstay_protocol.messages.common import (
+    TIER_AWAY,
+    TIER_OWNED,
+    TIER_REFUSES,
     ErrorBody,
     ErrorReply,
     Inventory,
@@ -70,6 +73,9 @@ __all__ = [
     "FAILED",
     "GO",
     "LOAD",
+    "TIER_AWAY",
+    "TIER_OWNED",
+    "TIER_REFUSES",
     "WAIT",
     "AgentStatus",
     "BadSource",

@@ -51,6 +51,11 @@ class Inventory:
     """Attempt -> its chain, as the manifests carry it."""
 
 
+TIER_REFUSES = "refuses"  # the store answers and says no: a person must mend it
+TIER_AWAY = "away"  # the store can't be reached, or fails: it may pass by itself
+TIER_OWNED = "owned"  # another job that lives keeps its checkpoints under the same run
+
+
 @dataclass(frozen=True, kw_only=True)
 class TierState:
     """How one tier does, as seen by one sidecar."""
@@ -65,3 +70,5 @@ class TierState:
     """Shards that wait to be moved there."""
     full: bool = False
     """A disk says that it has no room for what waits."""
+    code: str = ""
+    """Why it is not well, for programs: one of the TIER_ codes, or empty."""

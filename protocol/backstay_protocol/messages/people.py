@@ -74,6 +74,10 @@ class RestoreView:
     lost_steps: int
     bad: tuple[str, ...] = ()
     reason: str = ""
+    stopped: float = 0.0
+    """When this leader saw the attempt before make its last step; 0: it led none before."""
+    joined: float = 0.0
+    """When the last rank had joined; 0: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,18 @@ class JobView:
     newest_copy: CheckpointId | None = None
     """The newest on the lineage of which any shard is in sight, whole in a tier or not."""
     warnings: tuple[str, ...] = ()
+    code: str = ""
+    """Why the phase is Failed, for programs (round_events)."""
+    outranked_by: int = 0
+    """With the code NewerWorldExists: the greater attempt."""
+    quiet_seconds: float = 0.0
+    """How long no rank of the attempt has made a step, by the leader's own clock."""
+    step_seconds: float = 0.0
+    """Of the fastest rank; 0: not known."""
+    unheeded: tuple[int, ...] = ()
+    """Replicas that an order to leave for all has not moved in time, furthest behind first."""
+    unheeded_seconds: float = 0.0
+    """How long ago all were told to leave."""
 
 
 @dataclass(frozen=True, kw_only=True)

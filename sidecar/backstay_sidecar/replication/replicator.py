@@ -443,6 +443,7 @@ class Replicator:
             newest_time=self.here.created.get(newest, 0.0) if newest is not None else 0.0,
             backlog=worker.backlog if worker is not None else len(self._sealing),
             full=worker is not None and worker.full,
+            code=worker.code if worker is not None and worker.degraded else "",
         )
 
     @property

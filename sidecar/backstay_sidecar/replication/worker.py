@@ -21,7 +21,7 @@ from backstay_protocol.errors import BackstayError, Cancelled, CorruptData
 from backstay_protocol.manifest import Manifest
 from backstay_sidecar.replication.retry import Retry
 from backstay_sidecar.replication.wanted import Shard, ShardKey
-from backstay_sidecar.tiers.base import ShardReader, TierFull, Unfit, WritableTier
+from backstay_sidecar.tiers.base import ShardReader, TierFull, Unfit, WritableTier, store_code
 
 ASIDE_SECONDS = 60.0
 
@@ -71,6 +71,8 @@ class TierWorker:
         self.busy = False
         self.standing = ""
         """A trouble that is not a transfer's (a store that fails its probe); empty: none."""
+        self.standing_code = ""
+        self._code = ""
         self._no_room = False
         self._set_aside: dict[ShardKey, float] = {}
         self._told: set[ShardKey] = set()
@@ -102,7 +104,7 @@ class TierWorker:
 
     def trouble(self, error: Exception) -> None:
         """Something else than a transfer failed in this tier (a disk pass, a probe)."""
-        self._no_room = isinstance(error, TierFull)
+        self._no_room, self._code = isinstance(error, TierFull), store_code(error)
         self.retry = self.retry.failed(self._clock.monotonic(), str(error), random.random())
 
     async def run(self) -> None:
@@ -130,6 +132,11 @@ class TierWorker:
     def message(self) -> str:
         """What is wrong; empty: nothing."""
         return self.standing or self.retry.message
+
+    @property
+    def code(self) -> str:
+        """The same for programs: one of the TIER_ codes, or empty."""
+        return self.standing_code if self.standing else self._code
 
     def _waiting(self) -> list[Shard]:
         now = self._clock.monotonic()
@@ -169,7 +176,7 @@ class TierWorker:
             self._failed(shard, error)
         else:
             self.retry = Retry()
-            self._no_room = False
+            self._no_room, self._code = False, ""
             self._moves.moved(self.name, shard, manifest, self._clock.monotonic() - begun)
 
     def _put(self, shard: Shard) -> Manifest:
@@ -183,6 +190,6 @@ class TierWorker:
     def _failed(self, shard: Shard, error: Exception) -> None:
         first = not self.retry.failures
         text = str(error) or type(error).__name__
-        self._no_room = isinstance(error, TierFull)
+        self._no_room, self._code = isinstance(error, TierFull), store_code(error)
         self.retry = self.retry.failed(self._clock.monotonic(), text, random.random())
         self._moves.failed(self.name, shard, error, first=first)

@@ -91,6 +91,11 @@ class Census:
         """When this leader last saw a step or a state of any rank change, by its own clock."""
         return self._moved_at
 
+    @property
+    def was_whole(self) -> bool:
+        """Whether every rank was ever seen in the attempt."""
+        return len(self._seen) == self._topology.world_size
+
     def heard_since(self, when: float) -> bool:
         """Whether every sidecar of the job was heard of at that time or later."""
         heard = self._heard

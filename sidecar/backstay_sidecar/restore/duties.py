@@ -50,6 +50,8 @@ class RemoteKnown:
     """Checkpoint -> every object in its folder."""
     trouble: str = ""
     """Why the remote tier can't be worked with just now."""
+    trouble_code: str = ""
+    """The same for programs: one of the TIER_ codes."""
 
 
 class Duties:
@@ -91,6 +93,10 @@ class Duties:
     def lineage(self) -> Lineage | None:
         """Of that attempt."""
         return lineage_of(self.record) if self.record else None
+
+    def quiet_seconds(self, now: float) -> float:
+        """How long no rank of the attempt has made a step; 0 while none has its go-ahead."""
+        return max(0.0, now - self.census.moved_at) if self.record is not None else 0.0
 
     @property
     def superseded(self) -> int:

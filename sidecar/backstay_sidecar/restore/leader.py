@@ -146,9 +146,11 @@ class Leader:
         return await self._driver.verdict(request)
 
     def _begun(self, begun: Begun) -> None:
-        record, summary = begun
-        wall = self._clock.time()
-        self._duties.begin(record, self._clock.monotonic())
+        record, summary, joined_ago = begun
+        wall, now = self._clock.time(), self._clock.monotonic()
+        led = bool(self._duties.attempt)
+        stopped = wall - self._duties.quiet_seconds(now) if led else 0.0
+        self._duties.begin(record, now)
         view = RestoreView(
             attempt=record.attempt,
             base=record.base,
@@ -158,6 +160,8 @@ class Leader:
             lost_steps=summary.lost_steps,
             bad=summary.bad,
             reason=summary.reason,
+            stopped=stopped,
+            joined=wall - joined_ago,
         )
         self._restores.append(view)
         self._emit(
@@ -244,6 +248,7 @@ class Leader:
             restores=tuple(self._restores),
             learned={tier: when for tier, (_, when) in self._newest.items()},
             now=self._clock.monotonic(),
+            away=self._driver.away,
         )
 
     def checkpoints(self) -> CheckpointList:

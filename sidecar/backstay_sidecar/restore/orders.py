@@ -79,6 +79,8 @@ class OrderBook:
         self._told_to_leave: dict[int, float] = {}
         """Replica -> when it was told, of those told because of a hang."""
         self._straggling_since: float | None = None
+        self._all_told_at: float | None = None
+        """When all replicas were told to leave."""
         self.forced_step = 0
         """Step of the last forced save that was ordered; 0: none."""
 
@@ -123,6 +125,8 @@ class OrderBook:
             self._widen(look)
         self._tell_stragglers(look)
         self._tell_the_hung(look)
+        if self._leave_replica == -1 and self._all_told_at is None:
+            self._all_told_at = look.now
         leaving = self._leave_replica is not None
         return Orders(
             save_at_step=self._save,
@@ -132,6 +136,22 @@ class OrderBook:
             every_steps=self._interval.every_steps if self._interval_heard else 0,
             every_from=self._interval.from_step if self._interval_heard else 0,
         )
+
+    def unheeded(self, look: Look) -> tuple[tuple[int, ...], float]:
+        """Replicas, furthest behind first, that an order for all has not moved though they had
+        their time; and how long ago it was given.
+        """
+        told = self._all_told_at
+        if told is None or look.now - told < OBEY_SECONDS:
+            return (), 0.0
+        per = self._topology.processes_per_replica
+        behind: dict[int, tuple[int, float]] = {}
+        for rank in look.ranks.values():
+            replica = rank.rank // per
+            if replica not in look.replicas_waiting and not rank.leaving:
+                place = (rank.step, rank.step_time)
+                behind[replica] = min(place, behind.get(replica, place))
+        return tuple(sorted(behind, key=lambda i: (behind[i], i))), look.now - told
 
     def _hear_interval(self, look: Look) -> None:
         """Go on with what is in force: an earlier leader may have widened it, or a person.

@@ -20,12 +20,13 @@ from backstay_protocol.faults import fault
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MANIFEST_SUFFIX, RemoteLayout
 from backstay_protocol.manifest import Manifest, read_manifest
-from backstay_protocol.messages import Inventory, ShardCopy
+from backstay_protocol.messages import TIER_OWNED, Inventory, ShardCopy
 from backstay_protocol.names import REMOTE
 from backstay_protocol.records import AttemptRecord, Claim, CommitRecord, Intent
 from backstay_protocol.round_events import RemoteView
 from backstay_sidecar.restore.ports import RemoteStore
 from backstay_sidecar.restore.remote_listing import Listing, sort_keys
+from backstay_sidecar.tiers.base import store_code
 
 R = TypeVar("R")
 CALLERS = 4
@@ -44,6 +45,11 @@ class RunOwnedElsewhere(BackstayError):
 
 class ClaimTaken(BackstayError):
     """Another world stands in the remote tier under this attempt's number."""
+
+
+def trouble_code(error: BaseException) -> str:
+    """Why the remote tier can't be worked with, as one of the TIER_ codes."""
+    return TIER_OWNED if isinstance(error, RunOwnedElsewhere) else store_code(error)
 
 
 class RemoteBook:

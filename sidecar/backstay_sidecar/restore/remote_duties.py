@@ -27,7 +27,12 @@ from backstay_protocol.topology import Topology
 from backstay_sidecar.restore.deletion import delete
 from backstay_sidecar.restore.duties import Duties, RemoteKnown
 from backstay_sidecar.restore.ports import Emit
-from backstay_sidecar.restore.remote_book import BEAT_SECONDS, ClaimTaken, RemoteBook
+from backstay_sidecar.restore.remote_book import (
+    BEAT_SECONDS,
+    ClaimTaken,
+    RemoteBook,
+    trouble_code,
+)
 from backstay_sidecar.restore.signals import Changes
 
 R = TypeVar("R")
@@ -362,13 +367,14 @@ class RemoteDuties:
         text = str(error) or f"the remote tier did not answer within {CALL_SECONDS:.0f} s"
         if self._duties.remote.trouble != text:
             self._emit("remote_trouble", message=text)
-            self._know(replace(self._duties.remote, trouble=text))
+            code = trouble_code(error)
+            self._know(replace(self._duties.remote, trouble=text, trouble_code=code))
 
     def _worked(self) -> None:
         if self._fails:
             self._emit("remote_works")
         self._fails = 0
-        self._know(replace(self._duties.remote, trouble=""))
+        self._know(replace(self._duties.remote, trouble="", trouble_code=""))
 
 
 def _taken(claim: Claim, how: str) -> ClaimTaken:

@@ -34,7 +34,7 @@ from backstay_protocol.round_events import MEMBER_AWAY, REJOINED
 from backstay_protocol.rounds import Phase, Round
 from backstay_protocol.topology import PodIdentity, Topology
 from backstay_sidecar.restore.ports import Emit, MemberDoor, Peers
-from backstay_sidecar.restore.remote_book import RemoteBook
+from backstay_sidecar.restore.remote_book import RemoteBook, trouble_code
 from backstay_sidecar.restore.signals import Changes, Tasks
 
 R = TypeVar("R")
@@ -59,6 +59,8 @@ class Begun(NamedTuple):
 
     record: AttemptRecord
     summary: rounds.Summary
+    joined_seconds_ago: float
+    """Since the last rank had joined."""
 
 
 class RoundDriver:
@@ -91,6 +93,9 @@ class RoundDriver:
         """Newest join of each replica whose ranks wait for an attempt to begin."""
         self._round = self._new_round(None)
         self._reopen_at: float | None = None
+        self._joined_at = 0.0
+        """When all had joined, monotonic."""
+        self._away = ("", "")
         self._changes = Changes()
         self._tasks = Tasks(emit)
         self._asked: set[str] = set()
@@ -104,6 +109,11 @@ class RoundDriver:
     def waiting(self) -> dict[int, JoinRequest]:
         """Replicas whose ranks are in restore."""
         return dict(self._waiting)
+
+    @property
+    def away(self) -> tuple[str, str]:
+        """Why the round can't use the remote tier, and the TIER_ code of it; empty: it can."""
+        return self._away
 
     async def run(self) -> None:
         """For as long as the sidecar lives: let time pass while somebody waits."""
@@ -181,6 +191,8 @@ class RoundDriver:
         self._round, effects = rounds.advance(self._round, event, self._settings)
         for effect in effects:
             self._carry_out(effect)
+        if before.phase is Phase.GATHER and self._round.phase is Phase.PROMISE:
+            self._joined_at = self._clock.monotonic()
         if self._round.phase is not before.phase:
             self._emit(
                 "round",
@@ -227,7 +239,9 @@ class RoundDriver:
     def _begin(self, effect: rounds.Begin) -> None:
         fault("go.before")
         self._waiting.clear()
-        self._begun(Begun(effect.record, effect.summary))
+        self._away = ("", "")  # from here on the duties tell how it does
+        ago = self._clock.monotonic() - self._joined_at
+        self._begun(Begun(effect.record, effect.summary, ago))
 
     def _give_up(self, effect: rounds.GiveUp) -> None:
         self._emit("round_given_up", code=effect.code, message=effect.why, retry=effect.retry)
@@ -320,9 +334,16 @@ class RoundDriver:
             raise Unreachable("this sidecar was given no access to the remote tier")
         try:
             async with asyncio.timeout(seconds):
-                return await self._book.call(work)
+                found = await self._book.call(work)
         except TimeoutError as error:
-            raise Unreachable(
+            text = (
                 f"{self._store_name}: no answer within {seconds:.0f} s; the store hangs, or "
                 "something between drops packets"
-            ) from error
+            )
+            self._away = (text, trouble_code(error))
+            raise Unreachable(text) from error
+        except (BackstayError, OSError) as error:
+            self._away = (str(error), trouble_code(error))
+            raise
+        self._away = ("", "")
+        return found

@@ -23,6 +23,7 @@ from backstay_protocol.messages import (
     TierState,
 )
 from backstay_protocol.names import LOCAL, MEMORY, REMOTE, TIERS
+from backstay_protocol.round_events import STOOD_DOWN
 from backstay_protocol.rounds import Phase, Round
 from backstay_protocol.topology import Topology
 from backstay_sidecar.restore.census import FRESH_SECONDS
@@ -41,15 +42,22 @@ SHOWN_WARNINGS = 10
 
 def phase(duties: Duties, current: Round, waiting: bool, topology: Topology) -> tuple[str, str]:
     """(phase, message)."""
+    world = topology.world_size
     if current.give_up is not None and not current.give_up.retry:
         return FAILED, current.give_up.why
     if waiting:
         gathering = current.phase in (Phase.GATHER, Phase.ENDED)
-        return (JOINING if gathering else RESTORING), current.message
+        if not gathering:
+            return RESTORING, current.message
+        joined = f"{len(current.nonces)} of {world} ranks have called restore()"
+        return JOINING, f"{joined}; {current.message}" if current.message else joined
     if not duties.attempt:
         return JOINING, "no rank has called restore() yet"
     states = [rank.state for rank in duties.census.ranks(duties.attempt).values()]
-    if len(states) == topology.world_size and all(state == State.FINISHED for state in states):
+    if len(states) < world and duties.census.was_whole:
+        left = world - len(states)
+        return JOINING, f"{left} of {world} ranks start again; none has called restore() yet"
+    if len(states) == world and all(state == State.FINISHED for state in states):
         return FINISHED, "all ranks have come to their end"
     return TRAINING, duties.word.message
 
@@ -80,22 +88,29 @@ def last_word(word: ProgressReply, own: Iterable[int]) -> LastWord | None:
     return LastWord(newest_step=max(steps), durable_step=durable)
 
 
-def tier_states(duties: Duties, topology: Topology, learned: dict[str, float]) -> list[TierState]:
-    """Each configured tier over all replicas: the first trouble, the longest view."""
+def tier_states(
+    duties: Duties, topology: Topology, learned: dict[str, float], away: tuple[str, str] = ("", "")
+) -> list[TierState]:
+    """Each configured tier over all replicas: the first trouble, the longest view.
+
+    `away`: why a round that is under way can't use the remote tier, and the TIER_ code of it.
+    """
     found = []
     for name in TIERS:
         if getattr(topology.tiers, name) is None:
             continue
         states = duties.census.tiers(name)
-        sick = [f"replica {i}: {s.message}" for i, s in states.items() if not s.ok]
-        if name == REMOTE and duties.remote.trouble:
-            sick.insert(0, f"leader: {duties.remote.trouble}")
+        sick = [(f"replica {i}: {s.message}", s.code) for i, s in states.items() if not s.ok]
+        leaders = away if away[0] else (duties.remote.trouble, duties.remote.trouble_code)
+        if name == REMOTE and leaders[0]:
+            sick.insert(0, (f"leader: {leaders[0]}", leaders[1]))
         there = duties.word.complete.get(name, ())
         found.append(
             TierState(
                 tier=name,
                 ok=not sick,
-                message=sick[0] if sick else "",
+                message=sick[0][0] if sick else "",
+                code=sick[0][1] if sick else "",
                 newest=there[0] if there else None,
                 newest_time=learned.get(name, 0.0),
                 backlog=sum(state.backlog for state in states.values()),
@@ -113,9 +128,15 @@ def job_view(
     restores: tuple[RestoreView, ...],
     learned: dict[str, float],
     now: float,
+    away: tuple[str, str] = ("", ""),
 ) -> JobView:
-    """GET /v1/job. `learned`: tier -> when its newest complete checkpoint was heard of."""
+    """GET /v1/job. `learned`: tier -> when its newest complete checkpoint was heard of; `away`: see
+    tier_states.
+    """
     name, message = phase(duties, current, waiting, topology)
+    look = duties.look(now, current.joins if waiting else ())
+    unheeded, since = duties.orders.unheeded(look) if duties.orders is not None else ((), 0.0)
+    given_up = current.give_up if name == FAILED else None
     ranks = duties.census.ranks(duties.attempt) if duties.attempt else {}
     requests = duties.census.requests()
     replicas = tuple(
@@ -137,11 +158,17 @@ def job_view(
         message=message,
         step=min((rank.step for rank in ranks.values()), default=0),
         replicas=replicas,
-        tiers=tuple(tier_states(duties, topology, learned)),
+        tiers=tuple(tier_states(duties, topology, learned, away)),
         restores=restores,
         newest_durable=durable[0] if durable else None,
         newest_copy=duties.newest_copy,
         warnings=_warnings(duties, topology),
+        code=given_up.code if given_up is not None else "",
+        outranked_by=current.known if given_up is not None and given_up.code == STOOD_DOWN else 0,
+        quiet_seconds=duties.quiet_seconds(now),
+        step_seconds=duties.census.seconds_per_step(),
+        unheeded=unheeded,
+        unheeded_seconds=since,
     )
 
 

@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager
 from threading import Event
 from typing import Protocol
 
-from backstay_protocol.errors import BackstayError, Cancelled, CorruptData
+from backstay_protocol.errors import BackstayError, Cancelled, CorruptData, Unreachable
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest
-from backstay_protocol.messages import ShardCopy
+from backstay_protocol.messages import TIER_AWAY, TIER_REFUSES, ShardCopy
+from backstay_sidecar.transfer.s3_errors import StoreRefused
 
 __all__ = [
     "Cancelled",
@@ -27,6 +28,7 @@ __all__ = [
     "Unfit",
     "WritableTier",
     "copy_of",
+    "store_code",
 ]
 
 
@@ -118,3 +120,10 @@ def copy_of(manifest: Manifest, tier: str, holder: int) -> ShardCopy:
         chunk_size=manifest.chunk_size,
         fingerprint=manifest.fingerprint,
     )
+
+
+def store_code(error: BaseException) -> str:
+    """Whether an object store refuses or is away, as one of the TIER_ codes; empty: neither."""
+    if isinstance(error, StoreRefused):
+        return TIER_REFUSES
+    return TIER_AWAY if isinstance(error, Unreachable | TimeoutError) else ""

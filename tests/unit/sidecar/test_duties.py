@@ -19,6 +19,7 @@ from backstay_protocol.messages import (
     TierState,
 )
 from backstay_protocol.records import AttemptRecord, CommitRecord
+from backstay_protocol.rounds import begin
 from backstay_protocol.topology import (
     LocalTier,
     MemoryTier,
@@ -28,7 +29,7 @@ from backstay_protocol.topology import (
     Topology,
 )
 from backstay_sidecar.restore.duties import Duties, RemoteKnown
-from backstay_sidecar.restore.views import checkpoint_list
+from backstay_sidecar.restore.views import checkpoint_list, phase
 from support.restore_fakes import copy, remote_tier, topology
 
 A = 7_000_002
@@ -530,6 +531,29 @@ def test_a_leave_that_is_obeyed_is_not_given_to_another_replica() -> None:
     assert job.word(seconds=21.0).orders.leave_replica == first, "they train again"
 
 
+def test_who_stays_though_all_were_told_to_leave_is_named_furthest_behind_first() -> None:
+    job = Job(topology(2, hang_seconds=60, leave_together=True))
+    job.rank = {"step_time": job.now}
+    job.word(seconds=1.0)
+    job.word(seconds=61.0)
+    assert job.duties.orders is not None
+
+    def unheeded() -> tuple[tuple[int, ...], float]:
+        assert job.duties.orders is not None
+        return job.duties.orders.unheeded(job.duties.look(job.now))
+
+    job.word(seconds=19.0)
+    assert unheeded() == ((), 0.0), "they have their time"
+    job.hear(1)
+    job.now += 2.0
+    job.step -= 1
+    job.hear(1)
+    assert unheeded() == ((1, 0), 21.0)
+    job.rank |= {"leaving": True}
+    job.hear(1)
+    assert unheeded() == ((0,), 21.0)
+
+
 def test_what_people_delete_leaves_every_tier_and_is_not_brought_back() -> None:
     job = Job()
     gone = job.publish(20)
@@ -720,3 +744,28 @@ def test_a_replica_that_is_never_heard_does_not_keep_the_others_without_neighbou
     for replica in (0, 1, 2):
         job.hear(replica, node=f"n{replica}")
     assert len(job.duties.speak(job.duties.look(job.now)).neighbors) == 4
+
+
+def test_a_world_whose_ranks_start_again_does_not_train() -> None:
+    job = Job()
+    idle = begin("r", job.now)
+
+    def told() -> tuple[str, str]:
+        return phase(job.duties, idle, False, job.topology)
+
+    job.hear(0)
+    assert told()[0] == "Training", "rank 1 has its go-ahead and was not heard yet"
+    job.word(seconds=1.0, steps=1)
+    assert told()[0] == "Training"
+    job.rank = {"attempt": 0, "state": State.RESTORING, "step": 0}
+    job.hear(1)
+    assert told() == ("Joining", "1 of 2 ranks start again; none has called restore() yet")
+
+
+def test_how_long_nobody_made_a_step_is_told_by_the_leaders_own_clock() -> None:
+    job = Job()
+    job.word(seconds=1.0, steps=1)
+    job.rank = {"step_time": job.now}
+    job.word(seconds=1.0, steps=0)
+    job.word(seconds=30.0)
+    assert job.duties.quiet_seconds(job.now) == 31.0

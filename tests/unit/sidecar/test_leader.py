@@ -16,6 +16,9 @@ from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
 from backstay_protocol.messages import (
     GO,
     LOAD,
+    TIER_AWAY,
+    TIER_OWNED,
+    TIER_REFUSES,
     ConfirmRequest,
     FlushReply,
     Inventory,
@@ -31,6 +34,14 @@ from backstay_sidecar.restore import leader as module
 from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.restore.member import Member
 from backstay_sidecar.restore.peers import HttpPeers
+from backstay_sidecar.restore.remote_book import RunOwnedElsewhere, trouble_code
+from backstay_sidecar.transfer.s3_errors import (
+    MissingBucket,
+    NoConditionalWrites,
+    Place,
+    StoreSilent,
+    UnknownAccessKey,
+)
 from support.restore_fakes import (
     Events,
     FakeShelf,
@@ -310,10 +321,54 @@ async def test_a_store_that_goes_away_is_told_and_training_goes_on(stored: Solo)
     view = stored.leader.job()
     (remote,) = [tier for tier in view.tiers if tier.tier == "remote"]
     assert (remote.ok, view.phase, view.attempt) == (False, "Training", attempt)
+    assert remote.code == TIER_AWAY
     stored.store.away = ""
     async with asyncio.timeout(40):
         while "refused" in (await stored.told(5)).message:
             pass
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnknownAccessKey(Place("http://s3", "b")), TIER_REFUSES),
+        (MissingBucket(Place("http://s3", "b")), TIER_REFUSES),
+        (NoConditionalWrites(Place("http://s3", "b")), TIER_REFUSES),
+        (StoreSilent(Place("http://s3", "b")), TIER_AWAY),
+        (TimeoutError(), TIER_AWAY),
+        (RunOwnedElsewhere("by c2/u2"), TIER_OWNED),
+        (OSError(5, "disk"), ""),
+    ],
+)
+def test_why_the_remote_tier_does_not_work_is_told_for_programs(
+    error: Exception, code: str
+) -> None:
+    assert trouble_code(error) == code
+
+
+async def test_a_start_that_waits_for_its_run_tells_who_has_it(stored: Solo) -> None:
+    assert stored.store is not None
+    assert stored.topology.tiers.remote is not None
+    root = RemoteLayout(stored.topology.tiers.remote.prefix, stored.topology.run).root
+    stored.store.objects[f"{root}owners/{int(SYSTEM_CLOCK.time()):012d}-c2_u2"] = b"{}"
+    join = RestoreRequest(rank=0, local_rank=0, world_size=1, nonce="n", pid=1, wait_seconds=0.2)
+    async with asyncio.timeout(20):
+        while stored.leader.job().tiers[-1].ok:
+            assert (await stored.member.restore(join)).status == "wait"
+    remote = stored.leader.job().tiers[-1]
+    assert (remote.tier, remote.code) == ("remote", TIER_OWNED)
+    assert "in use by job c2_u2" in remote.message
+
+
+async def test_a_restore_tells_when_training_stopped_and_when_all_had_joined(solo: Solo) -> None:
+    await solo.begin()
+    await solo.told(10)
+    await asyncio.sleep(0.2)
+    await solo.begin()
+    first, second = solo.leader.job().restores
+    assert first.stopped == 0.0
+    assert second.finished - second.stopped >= 0.2
+    assert second.stopped < second.joined <= second.finished
 
 
 class PausedClock:
