@@ -12,7 +12,7 @@ from typing import Any
 from backstay_protocol import codec
 from backstay_protocol.errors import CorruptData, ProtocolError, VersionMismatch
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.names import DEFAULT_CHUNK_BYTES, PROTOCOL_VERSION, works_with
+from backstay_protocol.names import DEFAULT_CHUNK_BYTES, PROTOCOL_VERSION, can_read
 
 SCHEDULE = "schedule"  # why a shard was captured: decides which tiers want it
 FORCED = "forced"  # save(), an order or the end of the job: every tier wants it
@@ -95,9 +95,9 @@ def read_manifest(data: bytes | str, where: str) -> Manifest:
         manifest = codec.loads(Manifest, data)
     except ProtocolError as error:
         raise CorruptData(f"{where}: not a manifest: {error}") from error
-    if not works_with(manifest.format):
+    if not can_read(manifest.format):
         raise VersionMismatch(
             f"{where}: manifest format {manifest.format}, this program reads {PROTOCOL_VERSION}; "
-            "use a Backstay of the same minor version or the one next to it"
+            "use the Backstay that wrote it, or a newer one"
         )
     return manifest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1  # what may change with it, and what else to do then: docs/compatibility.md
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 
 # --- environment: set by the operator or the local runner, read once at start -----------------
@@ -85,9 +85,21 @@ def objects_name(rank: int) -> str:
 
 
 def works_with(version: str) -> bool:
-    """Neighbouring minors of one major work together."""
+    """Whether a running part of that version can be talked to: neighbouring minors of one major."""
+    minor = _minor_of(version)
+    return minor is not None and abs(minor - PROTOCOL_MINOR) <= 1
+
+
+def can_read(version: str) -> bool:
+    """Whether what was kept by that version can be read: every older minor, and the next one."""
+    minor = _minor_of(version)
+    return minor is not None and minor <= PROTOCOL_MINOR + 1
+
+
+def _minor_of(version: str) -> int | None:
+    """None: another major, or not a version."""
     try:
         major, minor = (int(part) for part in version.split("."))
     except ValueError:
-        return False
-    return major == PROTOCOL_MAJOR and abs(minor - PROTOCOL_MINOR) <= 1
+        return None
+    return minor if major == PROTOCOL_MAJOR else None

@@ -9,7 +9,7 @@ import pytest
 
 from backstay_protocol.control import ControlBlock, State, Word
 from backstay_protocol.errors import CorruptData, VersionMismatch
-from backstay_protocol.names import CONTROL_BYTES, PROTOCOL_MAJOR
+from backstay_protocol.names import CONTROL_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_another_major_version_is_refused(path: str) -> None:
     block = ControlBlock(path, create=True, rank=0)
     block[Word.MAJOR] = PROTOCOL_MAJOR + 1
     block.close()
-    with pytest.raises(VersionMismatch, match=r"protocol 2\.0, here 1\.0"):
+    with pytest.raises(VersionMismatch, match=rf"protocol 2\.{PROTOCOL_MINOR}, here 1\."):
         ControlBlock(path, create=False)
 
 

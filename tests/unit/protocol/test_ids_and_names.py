@@ -72,20 +72,26 @@ def test_web_frameworks_read_and_document_a_checkpoint_as_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"),
+    ("version", "talks", "reads"),
     [
-        ("1.0", True),
-        ("1.1", True),
-        ("1.2", False),
-        ("2.0", False),
-        ("0.9", False),
-        ("x", False),
-        ("1", False),
-        ("1.0.0", False),
+        ("1.7", True, True),
+        ("1.6", True, True),
+        ("1.8", True, True),
+        ("1.5", False, True),
+        ("1.0", False, True),
+        ("1.9", False, False),
+        ("2.7", False, False),
+        ("0.7", False, False),
+        ("x", False, False),
+        ("1", False, False),
+        ("1.7.0", False, False),
     ],
 )
-def test_neighbouring_minors_of_one_major_work_together(version: str, expected: bool) -> None:
-    assert names.works_with(version) is expected
+def test_neighbouring_minors_talk_and_what_older_ones_kept_is_read(
+    monkeypatch: pytest.MonkeyPatch, version: str, talks: bool, reads: bool
+) -> None:
+    monkeypatch.setattr(names, "PROTOCOL_MINOR", 7)
+    assert (names.works_with(version), names.can_read(version)) == (talks, reads)
 
 
 def test_reserved_names_in_shard_files() -> None:

@@ -82,7 +82,7 @@ def test_what_is_not_a_manifest_is_named_by_its_place() -> None:
 
 def test_a_format_of_another_major_says_what_to_do() -> None:
     later = json.loads(manifest().to_json()) | {"format": "2.0"}
-    with pytest.raises(VersionMismatch, match=r"manifest format 2\.0.*same minor version"):
+    with pytest.raises(VersionMismatch, match=r"manifest format 2\.0.*a newer one"):
         read_manifest(json.dumps(later), "f")
 
 

@@ -21,7 +21,13 @@ from backstay_protocol.messages import (
     ErrorBody,
     ErrorReply,
 )
-from backstay_protocol.names import HEADER_PROTOCOL, PROTOCOL_VERSION, URL_CAPTURES, URL_STATUS
+from backstay_protocol.names import (
+    HEADER_PROTOCOL,
+    PROTOCOL_MINOR,
+    PROTOCOL_VERSION,
+    URL_CAPTURES,
+    URL_STATUS,
+)
 from backstay_protocol.topology import LocalTier, Peer, PodIdentity, Tiers, Topology
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.app import Applications, applications
@@ -222,7 +228,13 @@ async def test_a_fault_of_ours_is_told_in_the_one_shape_and_logged(
 
 @pytest.mark.parametrize(
     ("given", "status"),
-    [(PROTOCOL_VERSION, 200), ("1.1", 200), ("2.0", 426), ("1.9", 426), ("one", 400)],
+    [
+        (PROTOCOL_VERSION, 200),
+        (f"1.{PROTOCOL_MINOR + 1}", 200),
+        ("2.0", 426),
+        ("1.9", 426),
+        ("one", 400),
+    ],
 )
 async def test_other_protocol_versions_are_refused_by_name(
     client: Client, given: str, status: int

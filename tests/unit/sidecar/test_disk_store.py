@@ -14,7 +14,7 @@ import pytest
 from backstay_protocol.errors import DigestMismatch
 from backstay_protocol.files import read_small
 from backstay_protocol.layout import DiskLayout
-from backstay_protocol.names import LOCAL, NEIGHBOR
+from backstay_protocol.names import LOCAL, NEIGHBOR, PROTOCOL_VERSION
 from backstay_sidecar.tiers.base import Cancelled, TierFull, Unfit
 from backstay_sidecar.tiers.disk import DiskStore, HeldTier
 from support.byte_shards import RUN, BytesReader, byte_shard, manifest_of, noise
@@ -133,7 +133,7 @@ def test_what_a_newer_backstay_wrote_is_left_alone(store: DiskStore) -> None:
     shard = byte_shard()
     store.put(shard, NEVER)
     path = DiskLayout.manifest(store.area, shard.checkpoint, 0)
-    text = read_small(path).replace(b'"format":"1.0"', b'"format":"9.0"')
+    text = read_small(path).replace(PROTOCOL_VERSION.encode(), b"9.0")
     Path(path).write_bytes(text)
     fresh = again(store)
     assert list(fresh.inventory()) == []
