@@ -121,6 +121,12 @@ class Bucket:
             )
             return [(str(item.object_name), item.size or 0) for item in found]
 
+    def reach(self, prefix: str) -> None:
+        """Ask for the first names below a prefix: the bucket is there and may be listed."""
+        with self._told(f"list {prefix}"):
+            found = self._client.list_objects(bucket_name=self.address.bucket, prefix=prefix)
+            next(iter(found), None)
+
     def get(self, key: str) -> bytes | None:
         """A small object; None: it is not there."""
         try:

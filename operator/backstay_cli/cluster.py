@@ -45,10 +45,20 @@ class Kubectl:
 
     def get(self, *what: str) -> dict[str, Any]:
         """`kubectl get ... -o json`. Raises NotFound, NoAnswer or CommandError."""
-        command = [*self._command(), "get", *what, "-o", "json"]
+        found: dict[str, Any] = json.loads(self.run("get", *what, "-o", "json"))
+        return found
+
+    def run(self, *arguments: str, given: str | None = None) -> str:
+        """What kubectl prints; `given`: its standard input. Raises as `get`."""
         try:
             done = subprocess.run(
-                command, capture_output=True, timeout=_ANSWER_SECONDS, check=False, text=True
+                [*self._command(), *arguments],
+                input=given,
+                capture_output=True,
+                timeout=_ANSWER_SECONDS,
+                check=False,
+                text=True,
+                errors="replace",
             )
         except FileNotFoundError as error:
             raise UsageError(
@@ -57,8 +67,7 @@ class Kubectl:
         except subprocess.TimeoutExpired as error:
             raise NoAnswer(f"kubectl gave no answer within {_ANSWER_SECONDS:.0f} s") from error
         if done.returncode == 0:
-            found: dict[str, Any] = json.loads(done.stdout)
-            return found
+            return done.stdout
         raise _refusal(done.stderr.strip() or f"kubectl ended with {done.returncode}")
 
     @contextmanager

@@ -104,6 +104,28 @@ def test_verify_reads_every_copy_and_tells_when_the_bucket_is_out_of_reach(job: 
     assert "copies in the bucket are left out" in done.stderr
 
 
+def test_a_flush_is_durable(job: Job) -> None:
+    found = told(job, "flush")
+    assert (found["done"], found["tier"]) == (True, "remote")
+    assert found["step"] > 0
+
+
+def test_validate_finds_nothing_against_a_running_jobs_own_manifest(
+    job: Job, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job.manifest))  # JSON is YAML
+    done = backstay(job, "validate", "--server", str(path), "-o", "json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, found
+    assert [one for one in found["findings"] if one["verdict"] != "ok"] == []
+    broken = {**job.manifest, "spec": {**job.manifest["spec"], "replicas": 0}}
+    path.write_text(json.dumps(broken))
+    done = backstay(job, "validate", "--server", str(path))
+    assert done.returncode == 2
+    assert "the API server refuses it" in done.stdout
+
+
 def test_status_shows_what_the_operator_wrote_while_the_token_is_lost(job: Job) -> None:
     secret = job.kube.get("secret", "cli-backstay", job.namespace)
     assert secret is not None

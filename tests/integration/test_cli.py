@@ -47,6 +47,7 @@ COMMANDS = [
     ["pull"],
     ["verify"],
     ["flush"],
+    ["validate"],
 ]
 
 
