@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from backstay_operator.decide import Flushed, Trouble
+from backstay_protocol.messages import LastWord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,15 @@ class JobMemory:
     """Pod uid and container -> restarts when all trained last: later ones are in a row."""
     looked: bool = False
     """Whether there was a pass before."""
+    last_words: dict[tuple[int, int], LastWord] = field(default_factory=dict)
+    """Replica and generation -> what its sidecar said as it ended, by a watch: such a pod may be
+    gone before it is listed again."""
+    remote_trouble_since: float = 0.0
+    """When the leader first said that the remote tier does not work, since the epoch; 0: it does.
+    """
+    foreign_budgets: tuple[str, ...] = ()
+    budgets_at: float = float("-inf")
+    """When other budgets were looked for last, monotonic."""
     heard_at: float = 0.0
     """When the leader answered last, monotonic; 0: never."""
     applied: dict[str, str] = field(default_factory=dict)

@@ -15,7 +15,7 @@ JOBS = {
     ("", "configmaps", "create patch"),
     ("", "secrets", "get create delete"),
     ("", "persistentvolumeclaims", "create"),
-    ("policy", "poddisruptionbudgets", "create patch"),
+    ("policy", "poddisruptionbudgets", "create patch list"),
     ("networking.k8s.io", "networkpolicies", "create patch"),
     ("events.k8s.io", "events", "create patch"),
 }

@@ -6,12 +6,14 @@ Polled, because the leader's sidecar may come and go; nothing here decides anyth
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 
 from backstay_cli.local.events import Event, Notice, Progress, RestoreBegun, RestoreDone
 from backstay_cli.local.incidents import Incidents
 from backstay_operator.decide import LeaderFacts
+from backstay_operator.observe.leader import facts_of
 from backstay_protocol import codec
 from backstay_protocol.clock import Clock
 from backstay_protocol.errors import ProtocolError
@@ -78,15 +80,9 @@ class LeaderWatch:
         view = self.view
         if view is None or not self.reachable:
             return None
-        return LeaderFacts(
-            phase=view.phase,
-            message=view.message,
-            attempt=view.attempt,
-            step=view.step,
-            newest_step=max(newest_steps(view).values(), default=-1),
-            durable_step=view.newest_durable.step if view.newest_durable else -1,
-            tier_troubles=tuple(t.message for t in view.tiers if not t.ok and t.message),
-        )
+        facts = facts_of(view)
+        # Hung trainers are found by containers' times, which a stopped machine bends here.
+        return replace(facts, last_steps={}) if facts is not None else None
 
     def attempt_name(self, attempt: int) -> str:
         """`k.n`, for people."""

@@ -67,7 +67,13 @@ REASON_POD_GONE = "PodGone"
 REASON_POD_FAILED = "PodFailed"
 REASON_PEER_FAILED_AFTER_END = "PeerFailedAfterEnd"
 REASON_ALL_TRAINING = "AllReplicasTraining"
-REASON_WAITING = "WaitingForReplicas"
+REASON_NO_STEPS = "NoStepMade"  # the ranks start again, do something else, or hang
+REASON_WAITING = "WaitingForReplicas"  # pods are not up
+REASON_WAITING_FOR_RANKS = "WaitingForRanks"  # pods run, ranks have not called restore()
+REASON_RESTORING = "Restoring"
+REASON_NOT_RESTORING = "NotRestoring"
+REASON_FINISHING = "Finishing"  # all ranks have come to their end
+REASON_OUTRANKED = "NewerAttemptExists"  # than the pods' own: one gets a greater generation
 REASON_SUSPENDED = "SuspendedByUser"
 
 # --- reasons: of Durable and Degraded ------------------------------------------------------------
@@ -78,7 +84,9 @@ REASON_ALL_TIERS_WELL = "AllTiersWell"
 REASON_TIER_TROUBLE = "TierTrouble"
 REASON_NO_NEIGHBOR = "NoNeighborInOtherDomain"
 REASON_LIBRARY_MISSING = "LibraryMissing"  # ranks run, but none ever spoke to its sidecar
-REASON_BUCKET_REFUSED = "BucketRefused"
+REASON_SAVES_SKIPPED = "SavesSkipped"  # mostly: the memory volume is too small
+REASON_BUCKET_REFUSED = "BucketRefused"  # keys, no such bucket, no conditional writes: mend it
+REASON_BUCKET_UNREACHABLE = "BucketUnreachable"  # it may pass by itself
 REASON_RUN_OWNED_ELSEWHERE = "RunOwnedElsewhere"
 REASON_GRACE_TOO_SHORT = "GraceTooShort"
 REASON_FOREIGN_BUDGET = "ForeignDisruptionBudget"  # a second PDB makes evictions answer 500

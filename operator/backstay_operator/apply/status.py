@@ -15,7 +15,7 @@ from backstay_operator.decide import Condition, Observed, Plan
 from backstay_operator.persisted import write_record
 from backstay_operator.times import text_of
 from backstay_protocol.ids import attempt_for_people
-from backstay_protocol.messages import JobView, TierState
+from backstay_protocol.messages import JobView, LastWord, TierState
 
 MOST_LAGGING = 10
 MOST_RECOVERIES = 10
@@ -54,6 +54,8 @@ def build_status(
     status.setdefault("restarts", 0)
     if view is not None:
         status |= _of_leader(job, view, old, plan.record.first_generation, now)
+    elif observed.last_word is not None:
+        status |= _of_last_word(observed.last_word, old, now)
     return status
 
 
@@ -86,6 +88,16 @@ def _of_leader(
     if durable is not None and durable.step != old.get("durableStep"):
         times = [t.newest_time for t in view.tiers if t.newest == durable and t.newest_time]
         found |= {"durableStep": durable.step, "durableTime": text_of(max(times, default=now))}
+    return found
+
+
+def _of_last_word(word: LastWord, old: Tree, now: float) -> dict[str, Any]:
+    """Pods that end make one common save, which the leader may not live to tell of."""
+    found: dict[str, Any] = {}
+    if word.newest_step > int(old.get("step") or 0):
+        found["step"] = word.newest_step
+    if word.durable_step > int(old.get("durableStep", -1)):
+        found |= {"durableStep": word.durable_step, "durableTime": text_of(now)}
     return found
 
 

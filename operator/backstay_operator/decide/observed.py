@@ -145,8 +145,30 @@ class LeaderFacts:
     durable_step: int = -1
     tier_troubles: tuple[str, ...] = ()
     """Sentences of tiers that are not well."""
+    remote_code: str = ""
+    """Why the remote tier is not well: one of the protocol's TIER_ codes; empty: it is."""
+    remote_trouble: str = ""
+    """The sentence of it."""
+    skipping: tuple[str, ...] = ()
+    """Sentences of ranks that skip a good part of their saves."""
     last_steps: Mapping[int, float] = field(default_factory=dict)
     """Replica -> when a rank of its that trains made its last step, seconds since the epoch."""
+    quiet_seconds: float = 0.0
+    """How long nobody has made a step."""
+    step_seconds: float = 0.0
+    """Of a usual step; 0: not known."""
+    heard: frozenset[int] = frozenset()
+    """Replicas whose sidecar was heard just now."""
+    spoken: frozenset[int] = frozenset()
+    """Replicas of which a rank has spoken to its sidecar."""
+    code: str = ""
+    """Why the phase is Failed, for programs."""
+    outranked_by: int = 0
+    """The greater attempt, where the world stands down before one."""
+    unheeded: tuple[int, ...] = ()
+    """Replicas that did not heed an order to leave, furthest behind first."""
+    unheeded_seconds: float = 0.0
+    """How long ago all were told to leave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +205,18 @@ class Observed:
     """What the sidecars said as they ended."""
     flushed: Flushed | None = None
     flush_pods: tuple[PodState, ...] = ()
+    remote_trouble_since: float = 0.0
+    """When the remote tier was seen in trouble first, seconds since the epoch; 0: it is well."""
+    foreign_budgets: tuple[str, ...] = ()
+    """Other PodDisruptionBudgets that select the job's pods."""
+    run_users: tuple[str, ...] = ()
+    """Other jobs that are not over and keep their checkpoints under the same run."""
+
+    @property
+    def currents(self) -> list[PodState]:
+        """The current pods that exist, by replica."""
+        replicas = range(self.job.spec.replicas)
+        return [pod for r in replicas if (pod := self.current(r)) is not None]
 
     def current(self, replica: int) -> PodState | None:
         """The pod that the record names for a replica, if it exists."""

@@ -7,17 +7,18 @@ section 4, Numbers).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from backstay_operator.api import names
 from backstay_operator.api.job import CLEAN_ALL, CLEAN_NONE
+from backstay_operator.decide.conditions import REMOTE_REASONS
 from backstay_operator.decide.observed import (
     JobRecord,
     Observed,
     PodRecord,
     PodState,
-    Trouble,
 )
 from backstay_operator.decide.plan import (
     Action,
@@ -29,10 +30,13 @@ from backstay_operator.decide.plan import (
     Outcome,
     Plan,
 )
+from backstay_operator.decide.steady import how_it_stands
 from backstay_operator.decide.stuck import why_stuck
 from backstay_operator.manifests.topology import pod_identity
 from backstay_operator.settings import RestartSettings
+from backstay_protocol.ids import generation_of
 from backstay_protocol.messages import LastWord
+from backstay_protocol.round_events import REMOTE_AWAY, STOOD_DOWN
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class _Case:
 
 
 _Check = Callable[[_Case], Plan | None]
+_NO_LIBRARY = re.compile(r"No module named '?backstay\b")
 
 
 def decide(observed: Observed, now: float, settings: RestartSettings) -> Plan:
@@ -55,7 +60,7 @@ def decide(observed: Observed, now: float, settings: RestartSettings) -> Plan:
     record = _noted(observed, record)
     case = _Case(observed, record, now, settings)
     plans = (check(case) for check in _CHECKS)
-    plan = next((plan for plan in plans if plan is not None), None) or _steady(observed, record)
+    plan = next((plan for plan in plans if plan is not None), None) or _steady(case)
     return replace(plan, actions=(*_stray_deletions(observed, plan), *plan.actions))
 
 
@@ -129,8 +134,41 @@ def _leader_gave_up(case: _Case) -> Plan | None:
     leader = observed.leader
     if leader is None or leader.phase != "Failed" or _all_completed(observed):
         return None
+    if leader.code == STOOD_DOWN:
+        return None  # that is mended: see _is_outranked
     why = leader.message or "the leader gave no reason; look into the sidecar's log of replica 0"
-    return _end(case, succeeded=False, reason=names.REASON_LEADER_GAVE_UP, message=why)
+    reason = names.REASON_LEADER_GAVE_UP
+    if leader.code == REMOTE_AWAY:
+        reason = REMOTE_REASONS.get(leader.remote_code, reason)
+    return _end(case, succeeded=False, reason=reason, message=why)
+
+
+def _is_outranked(case: _Case) -> Plan | None:
+    """The leader saw a greater generation than its pods', which are the current ones all the same:
+    a clock went back, or the run was somebody else's. One pod gets a number above that.
+
+    Only where nobody else lives by that run (the leader's claim has asked the bucket for owners).
+    """
+    observed, record, leader = case.observed, case.record, case.observed.leader
+    if leader is None or leader.phase != "Failed" or leader.code != STOOD_DOWN:
+        return None
+    above = generation_of(leader.outranked_by)
+    if observed.run_users or record.generation > above:
+        return None  # never outbid; or a pod with such a number is on its way
+    replica = observed.job.spec.replicas - 1
+    pod = observed.current(replica)
+    if pod is None:
+        return None
+    why = f"a pod with a greater generation takes the run over: {leader.message}"
+    plan = _create(
+        observed,
+        replace(record, generation=above),
+        [replica],
+        names.REASON_OUTRANKED,
+        why,
+        {replica: pod.node} if pod.node_alive else {},
+    )
+    return replace(plan, actions=(_delete(pod, why, graceful=pod.node_alive), *plan.actions))
 
 
 def _dies_early(case: _Case) -> Plan | None:
@@ -139,6 +177,9 @@ def _dies_early(case: _Case) -> Plan | None:
         return None
     words = observed.early_death_words or "a container of every start ends at once"
     message = f"{words} ({observed.early_deaths} times in a row)"
+    if _NO_LIBRARY.search(words):
+        message += "; put the library into the image: pip install 'backstay[trainer]'"
+        return _end(case, succeeded=False, reason=names.REASON_LIBRARY_MISSING, message=message)
     return _end(case, succeeded=False, reason=names.REASON_EARLY_DEATHS, message=message)
 
 
@@ -158,7 +199,7 @@ def _has_completed(case: _Case) -> Plan | None:
         step = f", step {last_word.durable_step}," if last_word is not None else ""
         last = f"the last checkpoint{step} is durable"
         return _succeed(case, names.REASON_ALL_COMPLETED, f"all replicas completed; {last}")
-    completed_at = max(p.trainer.ended.at for p in _currents(observed) if p.trainer.ended)
+    completed_at = max(p.trainer.ended.at for p in observed.currents if p.trainer.ended)
     limit = case.settings.flush_seconds
     if case.now < completed_at + limit and _may_become_durable(observed):
         message = f"all replicas completed; waiting up to {limit:g} s until the last is durable"
@@ -184,7 +225,7 @@ def _kept(observed: Observed) -> LastWord | None:
 
 def _may_become_durable(observed: Observed) -> bool:
     """While a sidecar lives, or its node's disk holds what a flush pod can bring out."""
-    if not all(pod.finished for pod in _currents(observed)):
+    if not all(pod.finished for pod in observed.currents):
         return True
     return observed.job.spec.checkpoint.local is not None
 
@@ -192,7 +233,7 @@ def _may_become_durable(observed: Observed) -> bool:
 def _flush_pods(case: _Case) -> Plan | None:
     """Sidecars end soon after the last trainer; what is left then others bring out."""
     observed, record = case.observed, case.record
-    pods = _currents(observed)
+    pods = observed.currents
     if not all(pod.finished for pod in pods):
         return None
     there = {pod.replica for pod in observed.flush_pods}
@@ -295,8 +336,8 @@ def _reason_lost(observed: Observed, replica: int, now: float) -> str:
 def _failed_after_end(case: _Case) -> Plan | None:
     """A replica that completed can't help a peer that failed later: it must run once more."""
     observed, record = case.observed, case.record
-    completed = [p for p in _currents(observed) if p.trainer.completed]
-    failed = [p for p in _currents(observed) if p.trainer.failed]
+    completed = [p for p in observed.currents if p.trainer.completed]
+    failed = [p for p in observed.currents if p.trainer.failed]
     if not completed or not failed:
         return None
     why = f"replica {failed[0].replica} failed after replica {completed[0].replica} had completed"
@@ -332,7 +373,7 @@ def _is_outdated(case: _Case) -> Plan | None:
 def _is_draining(case: _Case) -> Plan | None:
     """A node is being emptied: one common save, brought out, then its pods are deleted by us."""
     observed, record = case.observed, case.record
-    leaving = [pod for pod in _currents(observed) if pod.drain and not pod.terminating]
+    leaving = [pod for pod in observed.currents if pod.drain and not pod.terminating]
     if not leaving:
         return None
     since, hold = record.drain_since or case.now, observed.job.spec.drain_hold_seconds
@@ -364,46 +405,29 @@ _CHECKS: tuple[_Check, ...] = (
     _needs_first_pods,
     _creation_unfinished,
     _has_lost_pods,
+    _is_outranked,
     _failed_after_end,
     _is_draining,
 )
 
 
-def _steady(observed: Observed, record: JobRecord) -> Plan:
-    leader = observed.leader
+def _steady(case: _Case) -> Plan:
+    observed, record = case.observed, case.record
     pods = {
         replica: replace(pod, created=pod.created or observed.current(replica) is not None)
         for replica, pod in record.pods.items()
     }
-    drained = not any(pod.drain for pod in _currents(observed))
+    drained = not any(pod.drain for pod in observed.currents)
     record = replace(record, pods=pods, drain_since=0.0 if drained else record.drain_since)
-    if leader is not None and leader.phase == "Training":
-        message = f"all replicas train, attempt {leader.attempt}, step {leader.step}"
-        return Plan(record=record, reason=names.REASON_ALL_TRAINING, message=message)
-    trouble = _trouble(observed)
-    if trouble is not None:
-        return Plan(record=record, reason=trouble.reason, message=trouble.message)
-    message = leader.message if leader is not None and leader.message else "waiting for replicas"
-    return Plan(record=record, reason=names.REASON_WAITING, message=message)
-
-
-def _trouble(observed: Observed) -> Trouble | None:
-    """The first thing that keeps pods from coming up; what was refused comes first."""
-    if observed.troubles:
-        return observed.troubles[0]
-    return next((p.trouble for p in _currents(observed) if p.trouble is not None), None)
+    reason, message = how_it_stands(observed, case.now)
+    return Plan(record=record, reason=reason, message=message)
 
 
 # --- pieces of plans -------------------------------------------------------------------------
 
 
-def _currents(observed: Observed) -> list[PodState]:
-    replicas = range(observed.job.spec.replicas)
-    return [pod for r in replicas if (pod := observed.current(r)) is not None]
-
-
 def _all_completed(observed: Observed) -> bool:
-    pods = _currents(observed)
+    pods = observed.currents
     return len(pods) == observed.job.spec.replicas and all(p.trainer.completed for p in pods)
 
 

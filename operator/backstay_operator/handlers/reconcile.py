@@ -28,6 +28,7 @@ from backstay_operator.handlers.tellings import tellings_of
 from backstay_operator.leaders import Leaders
 from backstay_operator.memory import JobMemory
 from backstay_operator.metrics import Metrics
+from backstay_operator.observe.pods import belongs_to, identity_of, kept_of
 from backstay_operator.observe.reader import Reader, Seen
 from backstay_operator.persisted import parse_record
 from backstay_operator.settings import RestartSettings, SidecarSettings
@@ -81,6 +82,14 @@ class Reconciler:
         """The job is gone."""
         self._memories.pop(key, None)
         self.nodes.pop(key, None)
+
+    def heard(self, key: Key, pod: Tree) -> None:
+        """A watch brought a pod: if its sidecar has left a last word, remember it."""
+        memory, identity, word = self._memories.get(key), identity_of(pod), kept_of(pod)
+        if memory is None or identity is None or word is None:
+            return
+        if belongs_to(pod, memory.uid):
+            memory.last_words[identity] = word
 
     async def look(self, key: Key) -> float | None:
         """One pass; seconds until the next one, None: not by itself. Raises ClusterError."""
@@ -140,7 +149,9 @@ class Reconciler:
             await tools.applier.annotate(tree, *durable, memory)
         await self._set_interval(tree, job, seen, memory)
         memory.phase = seen.view.phase if seen.view is not None else memory.phase
-        return self._next(job, plan, memory)
+        current = set(plan.record.generations.items())
+        memory.last_words = {i: w for i, w in memory.last_words.items() if i in current}
+        return self._next(job, plan, memory, ending=bool(seen.pods))
 
     def _status(
         self, seen: Seen, plan: Plan, memory: JobMemory, now: float
@@ -175,7 +186,10 @@ class Reconciler:
         ):
             memory.interval = (view.attempt, steps)
 
-    def _next(self, job: TrainingJob, plan: Plan, memory: JobMemory) -> float | None:
+    def _next(
+        self, job: TrainingJob, plan: Plan, memory: JobMemory, *, ending: bool
+    ) -> float | None:
+        """`ending`: pods are there; of a suspended job, they bring their last save out."""
         record = plan.record
         if memory.troubles:
             return REFUSED_SECONDS
@@ -187,7 +201,7 @@ class Reconciler:
                 return None
             return max(1.0, record.ended_at + ttl - self._tools.clock.time())
         if job.spec.suspend:
-            return MOST_CALM_SECONDS
+            return BUSY_SECONDS if ending else MOST_CALM_SECONDS
         calm = memory.phase == "Training" and memory.failure is None
         return calm_seconds(self.known) if calm else BUSY_SECONDS
 

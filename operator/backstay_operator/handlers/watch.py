@@ -68,7 +68,9 @@ class Hints:
         metadata = tree["metadata"]
         name = (metadata.get("labels") or {}).get(LABEL_JOB)
         if name:
-            self._queue.add((metadata["namespace"], name), COALESCE_SECONDS)
+            key = (metadata["namespace"], name)
+            self._reconciler.heard(key, tree)
+            self._queue.add(key, COALESCE_SECONDS)
 
     def node(self, kind: str | None, tree: Tree) -> None:
         """A node changed: of interest only where it matters to decisions."""

@@ -5,12 +5,12 @@ Called by a worker at the start of each pass. Changes nothing but the job's memo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from backstay_operator.api import TrainingJob
+from backstay_operator.api import TrainingJob, names
 from backstay_operator.api.names import LABEL_JOB
-from backstay_operator.cluster import POD, SECRET, Cluster, Tree
+from backstay_operator.cluster import BUDGET, POD, SECRET, TRAINING_JOB, Cluster, Tree
 from backstay_operator.decide import (
     JobRecord,
     NodeState,
@@ -20,10 +20,13 @@ from backstay_operator.decide import (
     note_choice,
     why_lost,
 )
+from backstay_operator.decide.conditions import REMOTE_REASONS
+from backstay_operator.errors import Refused
 from backstay_operator.leaders import Leaders
 from backstay_operator.manifests.cluster_pod import spec_digest
 from backstay_operator.manifests.objects import owned_name, token_of
 from backstay_operator.memory import JobMemory
+from backstay_operator.observe.budgets import foreign_budgets
 from backstay_operator.observe.deaths import early_deaths, restarts
 from backstay_operator.observe.leader import facts_of, missed_seconds
 from backstay_operator.observe.nodes_book import NodesBook
@@ -35,9 +38,15 @@ from backstay_operator.observe.pods import (
     pod_state,
 )
 from backstay_operator.observe.record import read_record
+from backstay_operator.persisted import parse_record
 from backstay_operator.settings import ClusterSettings
+from backstay_operator.times import seconds
 from backstay_protocol.clock import Clock
 from backstay_protocol.messages import JobView, LastWord
+from backstay_protocol.round_events import STOOD_DOWN
+
+BUDGETS_SECONDS = 60.0
+"""How often other budgets of a job's namespace are looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +99,12 @@ class Reader:
             early_death_words=words,
             spec_digest=spec_digest(job),
             troubles=memory.troubles,
-            last_word=last_word(pods, record),
+            last_word=last_word(pods, record, memory.last_words),
             flushed=memory.flushed,
             flush_pods=tuple(state for pod, state in states if is_flush_pod(pod)),
+            remote_trouble_since=self._trouble_since(tree, view, memory),
+            foreign_budgets=await self._foreign_budgets(job, pods, memory),
+            run_users=await self._run_users(job, view, memory),
         )
         return Seen(tree=tree, observed=observed, view=view, pods=pods, leader_host=host)
 
@@ -110,11 +122,44 @@ class Reader:
             memory.heard_at = self._clock.monotonic()
         return view
 
+    def _trouble_since(self, tree: Tree, view: JobView | None, memory: JobMemory) -> float:
+        """An operator that was restarted goes by the condition that the one before it wrote."""
+        facts = facts_of(view)
+        if facts is None:
+            return memory.remote_trouble_since
+        if not facts.remote_trouble:
+            memory.remote_trouble_since = 0.0
+        elif not memory.remote_trouble_since:
+            memory.remote_trouble_since = _degraded_since(tree) or self._clock.time()
+        return memory.remote_trouble_since
+
+    async def _foreign_budgets(
+        self, job: TrainingJob, pods: tuple[Tree, ...], memory: JobMemory
+    ) -> tuple[str, ...]:
+        now = self._clock.monotonic()
+        if pods and now - memory.budgets_at >= BUDGETS_SECONDS:
+            memory.budgets_at = now
+            try:
+                budgets = await self._cluster.find(BUDGET, job.namespace)
+            except Refused:  # rights of an older chart: nothing is said of budgets
+                budgets = []
+            memory.foreign_budgets = foreign_budgets(budgets, pods, memory.uid)
+        return memory.foreign_budgets
+
+    async def _run_users(
+        self, job: TrainingJob, view: JobView | None, memory: JobMemory
+    ) -> tuple[str, ...]:
+        """Asked only when it matters: before a run is taken over."""
+        if view is None or view.code != STOOD_DOWN:
+            return ()
+        trees = await self._cluster.find(TRAINING_JOB, job.namespace)
+        return run_users(trees, job.spec.checkpoint.run_name, memory.uid)
+
     async def _nodes(self, job: TrainingJob, pods: Iterable[Tree]) -> dict[str, NodeState]:
-        names = {pod["spec"].get("nodeName") or "" for pod in pods} - {""}
-        if not names:
+        wanted = {pod["spec"].get("nodeName") or "" for pod in pods} - {""}
+        if not wanted:
             return {}
-        return await self._book.nodes(names, _topology_key(job))
+        return await self._book.nodes(wanted, _topology_key(job))
 
     def _state(
         self,
@@ -184,15 +229,43 @@ def _leader_host(pods: Iterable[Tree], record: JobRecord) -> str:
     return hosts[-1]
 
 
-def last_word(pods: Iterable[Tree], record: JobRecord) -> LastWord | None:
+def run_users(jobs: Iterable[Tree], run_name: str, uid: str) -> tuple[str, ...]:
+    """Jobs of the namespace that are not over and keep their checkpoints under that name too."""
+    found = []
+    for tree in jobs:
+        metadata, spec = tree["metadata"], tree.get("spec") or {}
+        named = (spec.get("checkpoint") or {}).get("runName") or metadata["name"]
+        record = parse_record((tree.get("status") or {}).get("generations") or {})
+        lives = record is not None and not record.outcome and not spec.get("suspend")
+        if metadata["uid"] != uid and named == run_name and lives:
+            found.append(str(metadata["name"]))
+    return tuple(sorted(found))
+
+
+def _degraded_since(tree: Tree) -> float:
+    """When the condition that tells of the bucket became true; 0: it is not."""
+    for one in (tree.get("status") or {}).get("conditions") or []:
+        told = one.get("type") == names.DEGRADED and one.get("status") == "True"
+        if told and one.get("reason") in REMOTE_REASONS.values():
+            return seconds(one.get("lastTransitionTime"))
+    return 0.0
+
+
+def last_word(
+    pods: Iterable[Tree],
+    record: JobRecord,
+    heard: Mapping[tuple[int, int], LastWord] | None = None,
+) -> LastWord | None:
     """What the sidecars of the current pods, or of their flush pods, said as they ended.
 
-    A replaced pod may have spoken of an attempt that is no history any more.
+    `heard`: words of pods that may be gone since. A replaced pod may have spoken of an attempt
+    that is no history any more.
     """
     current = set(record.generations.items())
     words = [
         word for pod in pods if identity_of(pod) in current and (word := kept_of(pod)) is not None
     ]
+    words += [word for identity, word in (heard or {}).items() if identity in current]
     if not words:
         return None
     return LastWord(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from backstay_operator.api import names
 from backstay_operator.decide import JobRecord, NodeState, PodRecord, drain_taint, why_lost
 from backstay_operator.observe import pods
+from backstay_operator.observe.budgets import selects
 from backstay_operator.observe.deaths import early_deaths, restarts
 from backstay_operator.observe.leader import facts_of, missed_seconds
 from backstay_operator.observe.nodes import node_state
@@ -20,7 +21,7 @@ from backstay_operator.persisted import parse_record, write_record
 from backstay_operator.settings import DRAIN_TAINTS
 from backstay_operator.times import seconds, text_of
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import JobView, LastWord, ReplicaView, TierState
+from backstay_protocol.messages import JobView, LastWord, RankProgress, ReplicaView, TierState
 
 Tree = dict[str, Any]
 AT = "2027-01-15T08:00:00Z"
@@ -340,3 +341,44 @@ def test_a_time_that_is_none_is_zero(text: object) -> None:
 
 def test_times_come_back() -> None:
     assert text_of(seconds(AT)) == AT
+
+
+@pytest.mark.parametrize(
+    ("selector", "selected"),
+    [
+        (None, False),
+        ({}, True),
+        ({"matchLabels": {"app": "gpt"}}, True),
+        ({"matchLabels": {"app": "bert"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["a", "gpt"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["gpt"]}]}, False),
+        ({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["x"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "Later"}]}, False),
+    ],
+)
+def test_a_budget_selects_pods_as_policy_v1_means_it(selector: Tree | None, selected: bool) -> None:
+    assert selects(selector, {"app": "gpt"}) == selected
+
+
+def test_the_leaders_view_tells_who_spoke_and_who_skips() -> None:
+    rank = RankProgress(
+        rank=2, step=9, step_time=1.0, published_step=4, attempt=5, state=3, saves=2, skipped=20
+    )
+    view = JobView(
+        run="team/gpt",
+        attempt=5,
+        phase="Training",
+        message="",
+        step=9,
+        replicas=(
+            ReplicaView(replica=0, generation=1, address="", seen_seconds_ago=0.1, ranks=(rank,)),
+            ReplicaView(replica=1, generation=1, address="", seen_seconds_ago=0.1),
+            ReplicaView(replica=2, generation=1, address="", seen_seconds_ago=60.0),
+        ),
+    )
+    facts = facts_of(view)
+    assert facts is not None
+    assert (facts.heard, facts.spoken) == ({0, 1}, {0})
+    assert facts.skipping[0].startswith("rank 2 skipped 20 of 22 saves")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,13 +18,16 @@ from backstay_operator.apply.applier import (
     Applier,
     Surroundings,
 )
+from backstay_operator.cluster import BUDGET
 from backstay_operator.errors import Conflict, Refused, Unreachable
 from backstay_operator.handlers.reconcile import Reconciler, Tools, calm_seconds
 from backstay_operator.metrics import Metrics
 from backstay_operator.observe.reader import Reader
 from backstay_operator.settings import ClusterSettings, SidecarSettings
+from backstay_operator.times import text_of
 from backstay_protocol.ids import first_attempt_of
-from backstay_protocol.messages import FlushReply
+from backstay_protocol.messages import TIER_REFUSES, FlushReply, TierState
+from backstay_protocol.round_events import STOOD_DOWN
 from support.fake_api import START, FakeClock, FakeCluster, FakeLeaders, restore_of, view_of
 
 KEY = ("team", "gpt")
@@ -539,6 +543,111 @@ async def test_a_suspended_job_has_no_pods_and_goes_on_with_new_generations(worl
         f"gpt-{i}-{FIRST + 1 + i}" for i in range(3)
     ]
     assert world.condition(names.SUSPENDED)["status"] == "False"
+
+
+async def test_the_last_save_of_a_suspended_job_is_in_its_status_though_its_pods_are_gone(
+    world: World,
+) -> None:
+    await world.train()
+    world.cluster.edit_job("gpt", {"spec": {"suspend": True}})
+    assert await world.look() == 1.0
+    world.leaders.view = None
+    assert await world.look() == 2.0, "soon again, while pods bring out what they saved"
+    pod = world.cluster.pod_of(2)
+    world.cluster.finish_pod(pod, '{"newest_step": 60, "durable_step": 60}')
+    world.reconciler.heard(KEY, pod)  # as the watch brings it; a LIST comes too late
+    world.cluster.run_pods()
+    assert await world.look() == 30.0
+    assert world.cluster.pods() == []
+    assert world.status["durableStep"] == 60
+    assert world.status["step"] == 60
+    assert world.condition(names.DURABLE)["message"] == "step 60 is durable"
+
+
+async def test_a_pod_of_another_job_of_the_name_has_no_last_word(world: World) -> None:
+    await world.train()
+    pod = world.cluster.pod_of(2)
+    world.cluster.finish_pod(pod, '{"newest_step": 90, "durable_step": 90}')
+    pod["metadata"]["ownerReferences"][0]["uid"] = "another"
+    world.reconciler.heard(KEY, pod)
+    del world.cluster.objects["Pod", "team", pod["metadata"]["name"]]
+    world.leaders.view = None
+    await world.look()
+    assert world.status["durableStep"] == 40
+
+
+async def test_since_when_a_bucket_refuses_is_told_by_a_restarted_operator_too(
+    world: World,
+) -> None:
+    await world.train()
+    view = view_of(world.cluster, attempt=ATTEMPT)
+    sick = TierState(tier="remote", ok=False, message="the keys are wrong", code=TIER_REFUSES)
+    world.leaders.view = replace(view, tiers=(view.tiers[0], sick), newest_durable=None)
+    since = text_of(world.clock.now)
+    await world.look()
+    world.restart_operator()
+    world.clock.pass_time(100)
+    await world.look()
+    for kind in (names.DURABLE, names.DEGRADED):
+        told = world.condition(kind)
+        assert told["reason"] == names.REASON_BUCKET_REFUSED
+        assert f"since {since} the keys are wrong" in told["message"]
+    world.leaders.view = view_of(world.cluster, attempt=ATTEMPT)
+    await world.look()
+    assert world.condition(names.DEGRADED)["status"] == "False"
+
+
+async def test_a_second_budget_over_the_pods_is_noticed(world: World) -> None:
+    budget = {
+        "metadata": {"name": "everything", "namespace": "team"},
+        "spec": {"maxUnavailable": 1, "selector": {}},
+    }
+    await world.cluster.create(BUDGET, budget)
+    await world.train()
+    told = world.condition(names.DEGRADED)
+    assert (told["status"], told["reason"]) == ("True", names.REASON_FOREIGN_BUDGET)
+    assert "everything" in told["message"]
+    del world.cluster.objects["PodDisruptionBudget", "team", "everything"]
+    world.clock.pass_time(60)
+    await world.look()
+    assert world.condition(names.DEGRADED)["status"] == "False"
+
+
+async def test_without_the_right_to_list_budgets_the_rest_goes_on(world: World) -> None:
+    def refuse(call: str) -> None:
+        if call == "find PodDisruptionBudget":
+            raise Refused(call)
+
+    world.cluster.before = refuse
+    await world.train()
+    assert world.status["reason"] == names.REASON_ALL_TRAINING
+
+
+async def test_a_greater_attempt_in_the_bucket_is_outbid_once_unless_its_job_lives(
+    world: World,
+) -> None:
+    await world.train()
+    view = view_of(world.cluster, phase="Failed", attempt=0)
+    world.leaders.view = replace(
+        view, code=STOOD_DOWN, outranked_by=first_attempt_of(FIRST + 9), message="stands down"
+    )
+    other = copy.deepcopy(world.job)
+    other["metadata"]["name"], other["metadata"]["uid"] = "other", "another"
+    other["spec"]["checkpoint"]["runName"] = "gpt"
+    world.cluster.objects["TrainingJob", "team", "other"] = other
+    await world.look()
+    assert world.status["reason"] == names.REASON_RUN_OWNED_ELSEWHERE
+    assert "job other" in world.condition(names.RUNNING)["message"]
+    del world.cluster.objects["TrainingJob", "team", "other"]
+    await world.look()
+    assert world.writes() == [
+        "apply status of TrainingJob gpt",
+        f"delete Pod gpt-2-{FIRST}",
+        f"create Pod gpt-2-{FIRST + 10}",
+    ]
+    await world.look()
+    assert not any(" Pod " in call for call in world.writes()), "once is enough"
+    assert not any(c["type"] == names.FAILED for c in world.status["conditions"])
 
 
 async def test_a_changed_template_makes_new_pods_when_all_old_ones_are_gone(world: World) -> None:

@@ -33,6 +33,10 @@
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [create, patch]
+# budgets of others that select a job's pods too: with two, every eviction is refused, and a condition says so
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [list]
 # a job's network policy, by server-side apply; it goes with its job
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
