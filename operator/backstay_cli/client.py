@@ -26,6 +26,7 @@ class SidecarClient:
 
     def __init__(self, address: str, token: str) -> None:
         """`address`: `host[:port]` or a URL."""
+        self._token = token
         base = address if "://" in address else f"http://{address}"
         if base.rpartition("]")[2].count(":") < (2 if "]" not in base else 1):
             base = f"{base}:{PORT_API}"
@@ -34,6 +35,10 @@ class SidecarClient:
             "Authorization": f"Bearer {token}",
             HEADER_PROTOCOL: PROTOCOL_VERSION,
         }
+
+    def other(self, address: str) -> SidecarClient:
+        """Another sidecar of the same job."""
+        return SidecarClient(address, self._token)
 
     def get(self, kind: type[T], path: str) -> T:
         """A message."""

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
@@ -86,6 +86,10 @@ class Kubectl:
         data = self.get("secret", name).get("data") or {}
         return {key: _decoded(name, key, value) for key, value in data.items()}
 
+    def inside(self, namespace: str) -> Kubectl:
+        """The same in another namespace."""
+        return replace(self, namespace=namespace)
+
     def _command(self) -> list[str]:
         options = {
             "--namespace": self.namespace,
@@ -133,7 +137,7 @@ class ClusterJob:
         self.namespace: str = self.tree["metadata"]["namespace"]
         self._forwards = ExitStack()
         self._known: dict[int, str] = {}
-        self._pods = current_pods(
+        self.pods = current_pods(  # of those that run: replica -> name
             kubectl.get("pods", f"--selector={LABEL_JOB}={self.name}").get("items", [])
         )
 
@@ -152,14 +156,14 @@ class ClusterJob:
     @property
     def runs(self) -> bool:
         """Whether the pod of replica 0, whose sidecar leads, runs."""
-        return 0 in self._pods
+        return 0 in self.pods
 
     def address(self, replica: int = 0) -> str:
         """Of the replica's sidecar, forwarded. Raises NoAnswer."""
         if replica not in self._known:
-            if replica not in self._pods:
+            if replica not in self.pods:
                 raise NoAnswer(f"{self.namespace}/{self.name}: replica {replica} has no pod")
-            forward = self.kubectl.forward(self._pods[replica], PORT_API)
+            forward = self.kubectl.forward(self.pods[replica], PORT_API)
             self._known[replica] = self._forwards.enter_context(forward)
         return self._known[replica]
 
@@ -168,8 +172,8 @@ class ClusterJob:
 
         Before a checkpoint is chosen: a job that trains fast overwrites it while kubectl starts.
         """
-        missing = [replica for replica in self._pods if replica not in self._known]
-        opened = [self.kubectl.forward(self._pods[replica], PORT_API) for replica in missing]
+        missing = [replica for replica in self.pods if replica not in self._known]
+        opened = [self.kubectl.forward(self.pods[replica], PORT_API) for replica in missing]
         with ThreadPoolExecutor(_FORWARDS_AT_ONCE) as threads:
             addresses = list(threads.map(_entered, opened))
         for replica, forward, address in zip(missing, opened, addresses, strict=True):

@@ -9,6 +9,7 @@ from backstay_protocol.names import (
     ENV_S3_ACCESS_KEY,
     ENV_S3_SECRET_KEY,
     ENV_S3_SESSION_TOKEN,
+    ENV_TOKEN,
 )
 
 HINT = (
@@ -26,3 +27,12 @@ def credentials() -> tuple[str, str, str]:
         if os.environ.get(access) and os.environ.get(secret):
             return os.environ[access], os.environ[secret], os.environ.get(session, "")
     raise UsageError("no credentials for the S3 store", HINT)
+
+
+def secrets_of_environment() -> list[str]:
+    """All that is secret in what the environment gives this command."""
+    names = (
+        *(ENV_TOKEN, ENV_S3_ACCESS_KEY, ENV_S3_SECRET_KEY, ENV_S3_SESSION_TOKEN),
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    )
+    return [value for name in names if (value := os.environ.get(name))]

@@ -6,7 +6,7 @@ import os
 
 import typer
 
-from backstay_cli.commands import agent, flush, local, look, pull, validate
+from backstay_cli.commands import agent, flush, local, look, pull, support, validate
 from backstay_cli.errors import EXIT_CODES_HELP
 from backstay_cli.where import ENV_CLUSTER, located
 
@@ -34,6 +34,7 @@ for name, function, text in (
     ("verify", located(pull.verify), pull.VERIFY_HELP),
     ("flush", located(flush.flush_command, *_NO_BUCKET), flush.FLUSH_HELP),
     ("validate", validate.validate, validate.HELP),
+    ("support-bundle", located(support.support_bundle), support.HELP),
     ("agent", agent.agent, agent.HELP),
 ):
     app.command(name, help=text, epilog=EXIT_CODES_HELP)(function)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -124,6 +126,30 @@ def test_validate_finds_nothing_against_a_running_jobs_own_manifest(
     done = backstay(job, "validate", "--server", str(path))
     assert done.returncode == 2
     assert "the API server refuses it" in done.stdout
+
+
+def test_a_support_bundle_has_all_parts_and_no_secret(job: Job, tmp_path: Path) -> None:
+    out = tmp_path / "bundle.tar.gz"
+    told(job, "support-bundle", "--out", str(out))
+    with tarfile.open(out) as archive:
+        files = [member for member in archive.getmembers() if member.isfile()]
+        parts = {member.name.partition("/")[2]: read(archive, member) for member in files}
+    assert {"trainingjob.json", "leader/job.json", "sidecars/2/metrics.txt"} <= parts.keys()
+    assert any(path.startswith("operator/logs/") for path in parts)
+    secrets = [
+        f"{job.name}-backstay",
+        job.manifest["spec"]["checkpoint"]["remote"]["credentialsSecret"],
+    ]
+    for name in secrets:
+        for value in job.kube.get("secret", name, job.namespace)["data"].values():
+            for form in (value.encode(), base64.b64decode(value)):
+                assert [path for path, data in parts.items() if form in data] == []
+
+
+def read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None
+    return file.read()
 
 
 def test_status_shows_what_the_operator_wrote_while_the_token_is_lost(job: Job) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ COMMANDS = [
     ["verify"],
     ["flush"],
     ["validate"],
+    ["support-bundle"],
 ]
 
 
@@ -499,6 +501,14 @@ def test_a_checkpoint_is_pulled_through_a_running_sidecar(tmp_path: Path) -> Non
             job.train(rank, attempt, order)
         flushed = json.loads(call("flush", *where, "-o", "json", **token).stdout)
         assert (flushed["done"], flushed["tier"], flushed["step"]) == (True, "local", order)
+        bundle = tmp_path / "bundle.tar.gz"
+        told = call("support-bundle", "--out", str(bundle), *where, "-o", "json", **token)
+        assert told.exit_code == 0, told.output
+        assert json.loads(told.stdout)["missing"] == []
+        with tarfile.open(bundle) as archive:
+            parts = {m.name: archive.extractfile(m).read() for m in archive.getmembers()}
+        assert b"backstay_step" in parts["backstay-bundle/sidecars/0/metrics.txt"]
+        assert not any(TOKEN.encode() in data for data in parts.values())
         refused = call("status", *where, BACKSTAY_TOKEN="another-token-of-some-length")
         assert refused.exit_code == 2
         assert "the token was refused" in refused.output
