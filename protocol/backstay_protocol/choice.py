@@ -18,7 +18,7 @@ from backstay_protocol.history import (
     newest_lineage,
     newest_record,
 )
-from backstay_protocol.ids import CheckpointId
+from backstay_protocol.ids import CheckpointId, generation_of
 from backstay_protocol.messages import CopySource, ShardCopy, ShardPlan
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
 from backstay_protocol.records import AttemptRecord
@@ -187,6 +187,8 @@ def _restarts(view: RestoreView, head: Lineage | None, base: CheckpointId | None
     record = _newest(view, head)
     if record is None or (base is not None and (record.base is None or base > record.base)):
         return 0
+    if generation_of(view.attempt) > generation_of(record.attempt):
+        return record.restarts  # a pod was replaced: its node's or the cluster's fault
     return record.restarts + _ran(view, record.attempt)
 
 

@@ -31,7 +31,7 @@ from backstay_operator.decide.plan import (
     Plan,
 )
 from backstay_operator.decide.steady import how_it_stands
-from backstay_operator.decide.stuck import why_stuck
+from backstay_operator.decide.stuck import why_hung
 from backstay_operator.manifests.topology import pod_identity
 from backstay_operator.settings import RestartSettings
 from backstay_protocol.ids import generation_of
@@ -321,7 +321,7 @@ def _why_lost(observed: Observed, replica: int, now: float) -> str:
 
 
 def _stuck(observed: Observed, pod: PodState, now: float) -> str:
-    return why_stuck(pod, observed.current(0), observed.leader, now)
+    return why_hung(observed, pod, now)
 
 
 def _reason_lost(observed: Observed, replica: int, now: float) -> str:

@@ -193,6 +193,24 @@ def test_starts_that_come_to_nothing_are_counted_since_all_trained() -> None:
     assert words.endswith("boom")
 
 
+def test_what_happens_to_pods_and_nodes_is_no_start_that_came_to_nothing() -> None:
+    """Its successor has another uid and no restarts: only what the kubelet restarts is charged."""
+    calm = restarts([pod(status=trainer({"running": {}}, 3))])
+    evicted = pod(status={"phase": "Failed", "reason": "Evicted"})
+    successor = pod(metadata={"uid": "u2"}, status=trainer({"running": {}}))
+    assert early_deaths([evicted, successor], calm) == (0, "")
+    deleted = pod(metadata={"uid": "u2", "deletionTimestamp": AT}, status=trainer({"waiting": {}}))
+    assert early_deaths([deleted], calm) == (0, "")
+
+
+def test_out_of_memory_while_training_is_charged_only_once_training_does_not_come_back() -> None:
+    killed = pod(status=trainer({"waiting": {}}, 4, ended(137, "OOMKilled")))
+    assert early_deaths([killed], restarts([killed])) == (0, "")
+    count, words = early_deaths([killed], {})
+    assert count == 4
+    assert "OOMKilled: it used more memory than its limit (2Gi)" in words
+
+
 def test_a_sidecar_counts_only_where_it_keeps_the_trainer_from_beginning() -> None:
     side = {"name": "backstay-sidecar", "state": {"waiting": {}}, "lastState": ended(2),
             "restartCount": 4}  # fmt: skip

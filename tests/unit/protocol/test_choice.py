@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from backstay_protocol.choice import Base, Fresh, Refuse, RestoreView, choose, nearest
+from backstay_protocol.ids import first_attempt_of
 from backstay_protocol.messages import CopySource
 from backstay_protocol.topology import ManualChoice
 from support.protocol_values import copies, copy, point, record
@@ -155,6 +156,16 @@ def test_attempts_that_saved_nothing_do_not_stand_in_the_way() -> None:
     chosen = choose(view(records=[record(1, restarts=2)]))
     assert isinstance(chosen, Fresh)
     assert chosen.restarts == 3
+
+
+def test_an_attempt_that_ended_with_its_pod_is_not_charged() -> None:
+    """Evictions, lost nodes and drains raise the generation; a crash in place does not."""
+    of = {g: first_attempt_of(g) for g in (7, 8)}
+    crashed = choose(view(attempt=of[7] + 5, records=[record(of[7] + 4, restarts=2)]))
+    replaced = choose(view(attempt=of[8], records=[record(of[7] + 4, restarts=2)]))
+    assert isinstance(crashed, Fresh)
+    assert isinstance(replaced, Fresh)
+    assert (crashed.restarts, replaced.restarts) == (3, 2)
 
 
 def test_a_history_whose_shards_are_all_lost_is_an_error() -> None:

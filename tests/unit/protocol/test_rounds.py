@@ -524,7 +524,7 @@ def test_a_refusal_ends_the_round_and_says_what_is_wrong_with_each() -> None:
 
 
 def test_a_crash_loop_is_held_back_and_then_refused() -> None:
-    stored = record(OLD + 1, STEP, restarts=1)
+    stored = record(FIRST - 1, STEP, restarts=1)
     driver = Driver(remote=False).join_all().promise_all(copies(STEP), stored=stored)
     assert driver.round.phase is Phase.HOLD
     assert "2 attempts in a row made no newer checkpoint" in driver.only(rounds.Waiting).message
