@@ -28,6 +28,9 @@ _Message = TypeVar("_Message", JobView, FlushReply)
 class Leaders(Protocol):
     """What the operator asks of leaders. `host`: the pod's IP."""
 
+    refused: set[str]
+    """Hosts that answered last that the token is wrong."""
+
     async def job(self, host: str, token: str) -> JobView | None:
         """GET /v1/job; None: no answer."""
         ...
@@ -46,6 +49,7 @@ class HttpLeaders:
 
     def __init__(self) -> None:
         """Opens no connection yet."""
+        self.refused: set[str] = set()
         self._client = httpx.AsyncClient(
             timeout=_TIMEOUT, trust_env=False, headers={HEADER_PROTOCOL: PROTOCOL_VERSION}
         )
@@ -80,6 +84,10 @@ class HttpLeaders:
     ) -> _Message | None:
         try:
             answer = await self._client.request(method, _url(host, path), headers=_bearer(token))
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                self.refused.add(host)
+                return None
+            self.refused.discard(host)
             answer.raise_for_status()
             return codec.loads(kind, answer.content)
         except (httpx.HTTPError, ProtocolError):

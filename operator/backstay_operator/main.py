@@ -134,6 +134,7 @@ def _operate(
             operator_namespace=me.namespace,
             instance=me.name,
             sidecar=config.sidecar,
+            key_secret=f"{config.lease.name}-key",
         )
         tools = Tools(
             cluster=cluster,

@@ -31,6 +31,9 @@ LEASE = {
 }
 
 
+KEY = {("", "secrets", "create"), ("", "secrets backstay-operator-key", "get")}
+
+
 def rules(role: dict[str, Any]) -> set[tuple[str, str, str]]:
     """(group, resource and its names, verbs in the order they were written)."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -47,6 +50,7 @@ def test_for_all_namespaces_there_is_one_cluster_role() -> None:
     trees = objects()
     assert rules(the("ClusterRole", trees, "backstay-operator")) == JOBS | CLUSTER | EVERYWHERE
     assert rules(the("Role", trees, "backstay-operator-lease")) == LEASE
+    assert rules(the("Role", trees, "backstay-operator-key")) == KEY
     binding = the("ClusterRoleBinding", trees)
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": "backstay-operator", "namespace": NAMESPACE}

@@ -266,6 +266,7 @@ class FakeLeaders:
         self.flush_reply: FlushReply | None = None
         self.flushes = 0
         self.intervals: list[int] = []
+        self.refused: set[str] = set()
 
     async def job(self, host: str, token: str) -> JobView | None:
         return self.view if host and token else None

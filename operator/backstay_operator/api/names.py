@@ -56,6 +56,7 @@ REASON_VOLUME_FAILED = "VolumeFailed"  # a volume or claim that can't be mounted
 REASON_FIRST_PODS = "FirstPods"
 REASON_CREATION_UNFINISHED = "CreationUnfinished"
 REASON_TEMPLATE_CHANGED = "TemplateChanged"
+REASON_TOKEN_CHANGED = "TokenChanged"  # pods go by another one than the job's Secret
 REASON_NODE_LOST = "NodeLost"
 REASON_DRAINING = "Draining"
 REASON_DRAIN_TOO_SLOW = "DrainTooSlow"  # the hold ran out before all was safe

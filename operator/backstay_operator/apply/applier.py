@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from backstay_operator.api.job import PVC
 from backstay_operator.api.names import API_VERSION, KIND, LABEL_JOB
 from backstay_operator.apply.events import Telling, build_event, due
 from backstay_operator.apply.refusals import trouble_of
+from backstay_operator.apply.tokens import Tokens
 from backstay_operator.cluster import (
     BUDGET,
     CLAIM,
@@ -27,7 +27,6 @@ from backstay_operator.cluster import (
     EVENT,
     NETWORK_POLICY,
     POD,
-    SECRET,
     SERVICE,
     TRAINING_JOB,
     Cluster,
@@ -55,10 +54,7 @@ from backstay_operator.manifests.objects import (
     build_config_map,
     build_disruption_budget,
     build_network_policy,
-    build_secret,
     build_service,
-    owned_name,
-    token_of,
 )
 from backstay_operator.manifests.wiring import pod_name
 from backstay_operator.memory import JobMemory
@@ -85,6 +81,8 @@ class Surroundings:
     instance: str
     """Name of this operator's pod."""
     sidecar: SidecarSettings
+    key_secret: str = "backstay-operator-key"
+    """Secret in the operator's namespace that jobs' tokens are made from."""
 
 
 class Applier:
@@ -98,6 +96,7 @@ class Applier:
         self._leaders = leaders
         self._around = around
         self._clock = clock
+        self._tokens = Tokens(cluster, around.operator_namespace, around.key_secret)
 
     # --- status -----------------------------------------------------------------------------------
 
@@ -221,7 +220,7 @@ class Applier:
             memory.applied = {}
         try:
             if now or due_again or not memory.token:
-                memory.token = await self._ensure_token(job, uid, memory.token)
+                memory.token = await self._tokens.ensure(job, uid, memory.token)
             for kind, body in objects:
                 digest = _digest(body)
                 if memory.applied.get(kind.kind) == digest:
@@ -235,25 +234,6 @@ class Applier:
         if due_again or not memory.applied_at:
             memory.applied_at = self._clock.monotonic()
         return []
-
-    async def _ensure_token(self, job: TrainingJob, uid: str, known: str) -> str:
-        """`known`: the token that living pods go by, should their Secret be lost; empty: none."""
-        name = owned_name(job.name)
-        for _ in range(3):
-            found = await self._cluster.get(SECRET, job.namespace, name)
-            if found is not None and _is_owned(found, uid) and token_of(found):
-                return token_of(found)
-            if found is not None:  # of an earlier job of this name, not collected yet
-                await self._cluster.delete(
-                    SECRET, job.namespace, name, uid=found["metadata"]["uid"]
-                )
-            token = known or secrets.token_hex(32)
-            try:
-                await self._cluster.create(SECRET, build_secret(job, uid, token))
-            except AlreadyThere:
-                continue
-            return token
-        raise Refused(f"Secret {job.namespace}/{name} is made by somebody else again and again")
 
     async def _ensure_claims(self, job: TrainingJob) -> None:
         local = job.spec.checkpoint.local

@@ -209,6 +209,8 @@ class Observed:
     """When the remote tier was seen in trouble first, seconds since the epoch; 0: it is well."""
     foreign_budgets: tuple[str, ...] = ()
     """Other PodDisruptionBudgets that select the job's pods."""
+    token_refused: bool = False
+    """The leader's pod goes by another token than the job's Secret."""
     run_users: tuple[str, ...] = ()
     """Other jobs that are not over and keep their checkpoints under the same run."""
 

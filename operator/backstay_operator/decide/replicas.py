@@ -370,6 +370,19 @@ def _is_outdated(case: _Case) -> Plan | None:
     )
 
 
+def _goes_by_another_token(case: _Case) -> Plan | None:
+    """New pods would not be let in by the old ones: all end with a save, then all start anew."""
+    observed, record = case.observed, case.record
+    if not observed.token_refused:
+        return None
+    why = f"the pods go by another token than the Secret {observed.job.name}-backstay"
+    actions = tuple(
+        _delete(pod, why, graceful=pod.node_alive) for pod in observed.currents if _may_delete(pod)
+    )
+    message = f"{why}: all end after a save, then new ones go on from there"
+    return Plan(record=record, actions=actions, reason=names.REASON_TOKEN_CHANGED, message=message)
+
+
 def _is_draining(case: _Case) -> Plan | None:
     """A node is being emptied: one common save, brought out, then its pods are deleted by us."""
     observed, record = case.observed, case.record
@@ -402,6 +415,7 @@ _CHECKS: tuple[_Check, ...] = (
     _dies_early,
     _has_completed,
     _is_outdated,
+    _goes_by_another_token,
     _needs_first_pods,
     _creation_unfinished,
     _has_lost_pods,

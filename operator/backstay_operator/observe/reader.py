@@ -104,6 +104,7 @@ class Reader:
             flush_pods=tuple(state for pod, state in states if is_flush_pod(pod)),
             remote_trouble_since=self._trouble_since(tree, view, memory),
             foreign_budgets=await self._foreign_budgets(job, pods, memory),
+            token_refused=view is None and bool(memory.token) and host in self._leaders.refused,
             run_users=await self._run_users(job, view, memory),
         )
         return Seen(tree=tree, observed=observed, view=view, pods=pods, leader_host=host)
