@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backstay_cli.catalog.base import Catalog, CorruptCopy, ShardSource, sealed_manifest
 from backstay_cli.catalog.disks import FileSource
 from backstay_cli.errors import EXIT_CORRUPT, EXIT_NOT_FOUND, EXIT_OK, EXIT_UNREACHABLE, NotFound
+from backstay_cli.rotation import replaced_by
+from backstay_protocol.clock import SYSTEM_CLOCK, Clock
 from backstay_protocol.errors import CorruptData, Unreachable
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MANIFEST_SUFFIX, SHARD_SUFFIX
 from backstay_protocol.manifest import Manifest, read_manifest
-from backstay_protocol.messages import CheckpointStatus
+from backstay_protocol.messages import CheckpointList, CheckpointStatus
 
 GOOD = "good"
 CORRUPT = "corrupt"
 MISSING = "missing"
+ROTATED = "rotated"
 UNREACHABLE = "unreachable"
+_ASKED_AGAIN = 3
+LAG_SECONDS = 2.0
+"""A leader hears of what a sidecar has removed within this time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +36,7 @@ class CopyVerdict:
     tier: str
     where: str
     verdict: str
-    """good, corrupt, missing or unreachable."""
+    """good, corrupt, missing, unreachable, or rotated (a newer checkpoint took its place)."""
     why: str = ""
     size: int = 0
 
@@ -51,7 +57,15 @@ class Verdict:
             return EXIT_CORRUPT
         if MISSING in found:
             return EXIT_NOT_FOUND
-        return EXIT_UNREACHABLE if UNREACHABLE in found else EXIT_OK
+        if UNREACHABLE in found:
+            return EXIT_UNREACHABLE
+        return EXIT_NOT_FOUND if self.replaced else EXIT_OK
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a newer checkpoint took its place meanwhile: a rank's copies are all rotated."""
+        good = {copy.rank for copy in self.copies if copy.verdict == GOOD}
+        return any(c.verdict == ROTATED and c.rank not in good for c in self.copies)
 
 
 def verify_folder(folder: Path, tell: Callable[[CopyVerdict], None]) -> Verdict:
@@ -91,21 +105,46 @@ def verify_everywhere(
     *,
     cancel: threading.Event,
     threads: int = 8,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Verdict:
-    """All copies of a checkpoint that the catalog can reach. Nothing is written."""
+    """All copies of a checkpoint that the catalog can reach. Nothing is written.
+
+    Copies that made room for a newer checkpoint meanwhile are `rotated`, not `missing`.
+    """
     verdicts: list[CopyVerdict] = []
     for rank in range(checkpoint.world_size):
-        of_rank = list(_verify_rank(catalog, checkpoint, rank, cancel, threads))
-        if not of_rank:
-            of_rank = [_missing(rank, catalog.where)]
-        for verdict in of_rank:
-            tell(verdict)
-        verdicts += of_rank
+        found = list(_verify_rank(catalog, checkpoint, rank, cancel, threads))
+        verdicts += found or [_missing(rank, catalog.where)]
+    verdicts = _settled(catalog, checkpoint.checkpoint, verdicts, clock)
+    for verdict in verdicts:
+        tell(verdict)
     return Verdict(
         checkpoint=checkpoint.checkpoint,
         world_size=checkpoint.world_size,
         copies=tuple(verdicts),
     )
+
+
+def _settled(
+    catalog: Catalog, checkpoint: CheckpointId, verdicts: list[CopyVerdict], clock: Clock
+) -> list[CopyVerdict]:
+    """Ask the catalog again what became of missing copies: its list lags by a moment."""
+    for again in range(_ASKED_AGAIN):
+        if all(verdict.verdict != MISSING for verdict in verdicts):
+            break
+        if again:
+            clock.sleep(LAG_SECONDS)
+        now = catalog.checkpoints()
+        verdicts = [_judged(verdict, checkpoint, now) for verdict in verdicts]
+    return verdicts
+
+
+def _judged(verdict: CopyVerdict, checkpoint: CheckpointId, now: CheckpointList) -> CopyVerdict:
+    newer = replaced_by(checkpoint, now, verdict.tier) if verdict.verdict == MISSING else None
+    if newer is None:
+        return verdict
+    why = f"step {newer.step} took its place while it was read"
+    return replace(verdict, verdict=ROTATED, why=why)
 
 
 def _verify_rank(

@@ -51,10 +51,23 @@ class Pulled:
     """Copies that were proven bad and passed over."""
 
 
+class _Stop(threading.Event):
+    """Set by itself or with the event that it hangs on: one failed pull ends, another may begin."""
+
+    def __init__(self, parent: threading.Event) -> None:
+        """`parent` is never set from here."""
+        super().__init__()
+        self._parent = parent
+
+    def is_set(self) -> bool:
+        """By either."""
+        return super().is_set() or self._parent.is_set()
+
+
 @dataclass
 class _Shared:
     progress: Progress
-    cancel: threading.Event
+    cancel: _Stop
     lock: threading.Lock = field(default_factory=threading.Lock)
     done: int = 0
     total: int = 0
@@ -84,7 +97,7 @@ def fetch(
     """Pull into `out`, which must not exist or be an empty folder. Raises BackstayError."""
     _check_out(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    shared = _Shared(progress, cancel)
+    shared = _Shared(progress, _Stop(cancel))
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
         pulled = _fetch_all(catalog, checkpoint, run, partial, shared, threads)

@@ -9,6 +9,7 @@ An answer is a message, (status, ErrorReply), or a function that gives one, call
 
 from __future__ import annotations
 
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,6 +27,7 @@ from backstay_protocol.messages import (
 from backstay_protocol.names import HEADER_PROTOCOL, PROTOCOL_VERSION, URL_METRICS
 
 TOKEN = "token-of-the-fake-leader"
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 ATTEMPT = 1_796_000_000_000_001
 
 
@@ -123,7 +125,13 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization") or ""
         status, message = self.server.leader.answer(self.command, self.path, token)
         data = message if isinstance(message, bytes) else codec.dumps(message)
+        size = len(data)
+        if status == 200 and (part := _RANGE.fullmatch(self.headers.get("Range") or "")):
+            start, stop = int(part[1]), min(int(part[2]) + 1, size)
+            status, data = 206, data[start:stop]
         self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         self.send_header(HEADER_PROTOCOL, PROTOCOL_VERSION)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

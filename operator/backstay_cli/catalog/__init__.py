@@ -4,10 +4,11 @@ from backstay_cli.catalog.base import Catalog, CorruptCopy, ShardSource, sealed_
 from backstay_cli.catalog.bucket import BucketCatalog
 from backstay_cli.catalog.chain import ChainedCatalog
 from backstay_cli.catalog.disks import DiskCatalog, FileSource
-from backstay_cli.catalog.select import select
+from backstay_cli.catalog.select import LATEST, select
 from backstay_cli.catalog.sidecars import SidecarCatalog
 
 __all__ = [
+    "LATEST",
     "BucketCatalog",
     "Catalog",
     "ChainedCatalog",

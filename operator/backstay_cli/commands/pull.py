@@ -17,13 +17,23 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from backstay_cli.catalog import Catalog, select
-from backstay_cli.check import GOOD, CopyVerdict, Verdict, verify_everywhere, verify_folder
-from backstay_cli.errors import UsageError
+from backstay_cli.catalog import LATEST, Catalog, select
+from backstay_cli.check import (
+    GOOD,
+    LAG_SECONDS,
+    CopyVerdict,
+    Verdict,
+    verify_everywhere,
+    verify_folder,
+)
+from backstay_cli.errors import NoAnswer, NotFound, UsageError
 from backstay_cli.fetch import Pulled, fetch
 from backstay_cli.output import Format, OutputOption, print_json, print_table
+from backstay_cli.rotation import replaced_by
 from backstay_cli.where import WHERE_HELP, Where, with_catalog
 from backstay_operator.api.quantity import format_bytes
+from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.ids import CheckpointId
 
 PULL_HELP = f"""Copy a checkpoint into a folder, every chunk verified, all or nothing.
 
@@ -47,6 +57,8 @@ VERIFY_HELP = f"""Check every chunk against its digest, in a pulled folder or in
 
     With a folder: that folder. Else all copies of one checkpoint, in every tier and on every
     replica, are read (nothing is written). Exit code 4: a copy is corrupt; 3: one is missing.
+    A copy that made room for a newer checkpoint meanwhile is `rotated`, which is no loss; `latest`
+    then goes on with the newer one.
 
     {WHERE_HELP}
 
@@ -64,6 +76,20 @@ UncommittedOption = Annotated[
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, max=64, help="Reading at once.")]
 
 
+_TRIES = 5
+"""A job that saves many times a second replaces what is being read."""
+
+
+class _Replaced(NotFound):
+    """A newer checkpoint took its place while it was read."""
+
+    def __init__(self, checkpoint: CheckpointId, newer: CheckpointId) -> None:
+        super().__init__(
+            f"step {checkpoint.step} made room for step {newer.step} while it was read",
+            "pull it from a tier that keeps it longer, or take --step latest",
+        )
+
+
 def pull(
     where: Where,
     out: Annotated[Path, typer.Option("--out", help="The folder to make.")],
@@ -74,28 +100,51 @@ def pull(
 ) -> None:
     """Pull a checkpoint."""
 
-    def work(catalog: Catalog, cancel: threading.Event) -> Pulled:
+    def once(catalog: Catalog, cancel: threading.Event) -> Pulled:
         found = catalog.checkpoints()
         status = select(found, step, uncommitted=uncommitted or not catalog.committed_only)
         with _progress(output) as bar:
             task = bar.add_task(f"step {status.checkpoint.step}", total=status.size or None)
-            return fetch(
-                catalog,
-                status,
-                found.run,
-                out.absolute(),
-                progress=lambda done, total: bar.update(
-                    task, completed=done, total=max(total, status.size)
-                ),
-                cancel=cancel,
-                threads=threads,
-            )
+            try:
+                return fetch(
+                    catalog,
+                    status,
+                    found.run,
+                    out.absolute(),
+                    progress=lambda done, total: bar.update(
+                        task, completed=done, total=max(total, status.size)
+                    ),
+                    cancel=cancel,
+                    threads=threads,
+                )
+            except (NotFound, NoAnswer) as error:
+                newer = _newer(catalog, status.checkpoint)
+                if newer is None:
+                    raise
+                raise _Replaced(status.checkpoint, newer) from error
+
+    def work(catalog: Catalog, cancel: threading.Event) -> Pulled:
+        for _ in range(_TRIES - 1 if step == LATEST else 0):
+            try:
+                return once(catalog, cancel)
+            except _Replaced as replaced:
+                typer.echo(f"{replaced.message}: skipped", err=True)
+        return once(catalog, cancel)
 
     pulled = with_catalog(where, work)
     if output is Format.JSON:
         print_json(pulled)
     else:
         _tell_pulled(pulled, out)
+
+
+def _newer(catalog: Catalog, checkpoint: CheckpointId) -> CheckpointId | None:
+    """What took its place, if anything did; a leader may list it for a moment longer."""
+    newer = replaced_by(checkpoint, catalog.checkpoints())
+    if newer is None:
+        SYSTEM_CLOCK.sleep(LAG_SECONDS)
+        newer = replaced_by(checkpoint, catalog.checkpoints())
+    return newer
 
 
 def _progress(output: Format) -> Progress:
@@ -137,20 +186,27 @@ def verify(
         verdict = verify_folder(folder, _ignore)
     else:
         verdict = with_catalog(
-            where,
-            lambda catalog, cancel: verify_everywhere(
-                catalog,
-                select(catalog.checkpoints(), step or "latest"),
-                _ignore,
-                cancel=cancel,
-                threads=threads,
-            ),
+            where, lambda catalog, cancel: _verified(catalog, step or LATEST, cancel, threads)
         )
     if output is Format.JSON:
         print_json(verdict)
     else:
         _tell_verdict(verdict)
     raise typer.Exit(verdict.exit_code)
+
+
+def _verified(catalog: Catalog, step: str, cancel: threading.Event, threads: int) -> Verdict:
+    """Of `latest` the next one where a newer one took its place while it was read."""
+    for left in reversed(range(_TRIES)):
+        chosen = select(catalog.checkpoints(), step)
+        verdict = verify_everywhere(catalog, chosen, _ignore, cancel=cancel, threads=threads)
+        if step != LATEST or not verdict.replaced or not left:
+            break
+        typer.echo(
+            f"step {chosen.checkpoint.step} made room for a newer one while it was read: skipped",
+            err=True,
+        )
+    return verdict
 
 
 def _ignore(copy: CopyVerdict) -> None:
