@@ -11,14 +11,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
 
 from backstay_operator.api.names import ANNOTATION_SCHEMA, CRD_NAME, SCHEMA_NUMBER
 from backstay_operator.apply.applier import Applier, Surroundings
-from backstay_operator.cluster import CRD, NAMESPACE, Cluster
+from backstay_operator.cluster import CRD, NAMESPACE, TRAINING_JOB, Cluster
 from backstay_operator.config import DEFAULT_PATH, ENV_CONFIG, OperatorConfig, read_config
 from backstay_operator.errors import ClusterError, ConfigError, Refused
 from backstay_operator.handlers import watch
@@ -40,6 +40,7 @@ ENV_NAMESPACE = "POD_NAMESPACE"
 ENV_KUBECONFIG = "KUBECONFIG"
 DEFAULT_NAMESPACE = "backstay-system"
 EXIT_SETTINGS = 2
+_NAMED_JOBS = 20
 
 log = logging.getLogger("backstay.main")
 
@@ -151,6 +152,8 @@ def _operate(
         state.workers = workers
         hints = watch.Hints(queue, reconciler, workers)
         log.info("operator of cluster %s starts", cluster_name)
+        if config.namespaces:
+            log.warning(loop.run_until_complete(_left_alone(cluster, config.namespaces)))
         watch.run(watch.registry_of(hints, workers), config.namespaces, loop)
         log.info("stopped")
     finally:
@@ -173,6 +176,19 @@ async def _prepare(cluster: Cluster, config: OperatorConfig) -> str:
     if found is None:
         raise ConfigError("clusterName must be set: there is no namespace kube-system to name it")
     return str(found["metadata"]["uid"])
+
+
+async def _left_alone(cluster: Cluster, namespaces: Sequence[str]) -> str:
+    """For the log: jobs elsewhere go on, and nobody replaces their pods."""
+    text = f"jobs outside of the namespaces {', '.join(namespaces)} are left alone"
+    try:
+        found = await cluster.find(TRAINING_JOB)
+    except ClusterError:  # the rights of such an operator end at its namespaces
+        return f"{text}; whether there are any it may not see"
+    names = [f"{t['metadata']['namespace']}/{t['metadata']['name']}" for t in found]
+    elsewhere = sorted(name for name in names if name.split("/")[0] not in namespaces)
+    more = f" and {len(elsewhere) - _NAMED_JOBS} more" if len(elsewhere) > _NAMED_JOBS else ""
+    return f"{text}: {', '.join(elsewhere[:_NAMED_JOBS]) or 'there are none'}{more}"
 
 
 async def _check_crd(cluster: Cluster) -> None:

@@ -58,7 +58,9 @@ def test_by_default_there_is_what_an_operator_needs_and_no_more() -> None:
         "CustomResourceDefinition trainingjobs.backstay.dev",
         "Deployment backstay-operator",
         "PodDisruptionBudget backstay-operator",
+        "Role backstay-operator-key",
         "Role backstay-operator-lease",
+        "RoleBinding backstay-operator-key",
         "RoleBinding backstay-operator-lease",
         "Service backstay-operator-metrics",
         "ServiceAccount backstay-operator",
@@ -313,3 +315,4 @@ def test_the_notes_say_what_to_run_next() -> None:
         if path.endswith("NOTES.txt")
     ]
     assert "in the namespaces a, b" in notes
+    assert "TrainingJobs in other namespaces are left alone" in notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import typer
 
@@ -18,6 +19,8 @@ from backstay_protocol.errors import Refused, Unreachable
 from backstay_protocol.messages import CheckpointList, CheckpointStatus, JobView
 from backstay_protocol.names import PORT_API, TIERS
 
+_ATTENDED_SECONDS = 120.0
+"""An operator writes within seconds."""
 _MESSAGE = 120
 """Characters of a condition that a table shows."""
 
@@ -128,7 +131,32 @@ def _show_cluster_job(where: Where, output: Format) -> None:
         ],
     )
     if view is not None:
+        if left := unattended(job.status, view, SYSTEM_CLOCK.time()):
+            typer.echo(left, err=True)
         _show_view(view, output)
+
+
+def unattended(status: dict[str, Any], view: JobView, now: float) -> str:
+    """Why it seems that no operator looks after a job any more; empty: it does not seem so.
+
+    It trains all the same, so that nobody notices before something fails and nothing replaces it.
+    """
+    durable = view.newest_durable
+    known = [t.newest_time for t in view.tiers if t.newest == durable and t.newest_time]
+    old = bool(known) and now - max(known) > _ATTENDED_SECONDS
+    behind = durable is not None and durable.step > int(status.get("durableStep", -1)) and old
+    last = view.restores[-1] if view.restores else None
+    missed = (
+        last is not None
+        and last.attempt > int(status.get("attempt") or 0)
+        and now - last.finished > _ATTENDED_SECONDS
+    )
+    if not behind and not missed:
+        return ""
+    return (
+        "what the operator wrote is old: it is down, or does not look after this namespace (the "
+        "chart's value `namespaces`). The job trains on, but lost pods are not replaced"
+    )
 
 
 def _catalog(job: LocalJob) -> SidecarCatalog:

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from backstay_cli.cluster import _only, _refusal, current_pods
+from backstay_cli.commands.look import unattended
 from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
 from backstay_cli.where import ENV_CLUSTER, Where
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.messages import JobView, RestoreView, TierState
 
 
 def pod(replica: int, generation: int, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
@@ -77,3 +80,25 @@ def test_as_kubectls_plugin_the_cluster_is_meant_unless_another_place_is_named(
     assert Where().in_cluster
     assert Where(job="gpt").in_cluster
     assert not Where(address="a").in_cluster
+
+
+def test_a_status_that_nobody_writes_any_more_is_noticed() -> None:
+    durable = CheckpointId(40, 8)
+    view = JobView(
+        run="team/gpt",
+        attempt=8,
+        phase="Training",
+        message="",
+        step=50,
+        tiers=(TierState(tier="remote", newest=durable, newest_time=1000.0),),
+        restores=(
+            RestoreView(
+                attempt=8, base=None, finished=900.0, seconds=1, bytes_by_tier={}, lost_steps=0
+            ),
+        ),
+        newest_durable=durable,
+    )
+    assert unattended({"durableStep": 40, "attempt": 8}, view, 9000.0) == ""
+    assert unattended({"durableStep": 30, "attempt": 8}, view, 1060.0) == "", "it is just told"
+    for status in ({"durableStep": 30, "attempt": 8}, {"durableStep": 40, "attempt": 7}, {}):
+        assert "does not look after this namespace" in unattended(status, view, 1200.0)

@@ -18,7 +18,7 @@ from backstay_operator.errors import AlreadyThere, ConfigError, Conflict, Refuse
 from backstay_operator.health import HttpThread, health_routes, metrics_routes
 from backstay_operator.kube import TokenBucket, _as_ours, _path
 from backstay_operator.logs import JsonFormatter
-from backstay_operator.main import _check_crd, _prepare
+from backstay_operator.main import _check_crd, _left_alone, _prepare
 from backstay_operator.metrics import Metrics
 from support.fake_api import FakeClock, FakeCluster
 
@@ -166,6 +166,20 @@ async def test_a_cluster_without_a_name_is_called_by_its_uid() -> None:
     cluster.before = forbid
     with pytest.raises(ConfigError, match="clusterName must be set"):
         await _prepare(cluster, config)
+
+
+async def test_jobs_outside_of_the_namespaces_are_named_where_they_can_be_seen() -> None:
+    cluster = FakeCluster(FakeClock())
+    for namespace in ("a", "b"):
+        cluster.add_job({"metadata": {"name": "gpt", "namespace": namespace}})
+    assert (await _left_alone(cluster, ["a"])).endswith("left alone: b/gpt")
+    assert (await _left_alone(cluster, ["a", "b"])).endswith("left alone: there are none")
+
+    def forbid(call: str) -> None:
+        raise Refused(call)
+
+    cluster.before = forbid
+    assert (await _left_alone(cluster, ["a"])).endswith("whether there are any it may not see")
 
 
 # --- the client ----------------------------------------------------------------------------------
