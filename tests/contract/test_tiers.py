@@ -33,8 +33,6 @@ from support.fake_tier import FakeTier
 from support.peer_server import PeerServer
 from support.s3 import S3Server
 
-pytest_plugins = ["support.s3"]
-
 SIZE = 5 * CHUNK + 321
 
 

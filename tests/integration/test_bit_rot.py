@@ -11,7 +11,7 @@ from backstay_protocol import slots
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import DiskLayout, RemoteLayout
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
-from support.s3 import S3Server, s3_server  # noqa: F401
+from support.s3 import S3Server
 from support.training_job import TrainingJob, every_tier
 
 pytestmark = pytest.mark.timeout(180)
@@ -75,7 +75,7 @@ def assert_named(job: TrainingJob, tier: str) -> None:
 
 def test_a_flipped_byte_in_memory_is_replaced_by_another_copy(
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> None:
     with make(tmp_path, s3_server) as job:
         job.start()
@@ -95,7 +95,7 @@ def test_a_flipped_byte_in_memory_is_replaced_by_another_copy(
 
 def test_a_flipped_byte_on_the_local_disk_is_replaced_by_another_copy(
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> None:
     with make(tmp_path, s3_server) as job:
         job.start()
@@ -112,7 +112,7 @@ def test_a_flipped_byte_on_the_local_disk_is_replaced_by_another_copy(
 
 def test_a_flipped_byte_at_the_neighbour_is_replaced_by_another_copy(
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> None:
     with make(tmp_path, s3_server) as job:
         job.start()
@@ -130,7 +130,7 @@ def test_a_flipped_byte_at_the_neighbour_is_replaced_by_another_copy(
 
 def test_a_flipped_byte_in_the_bucket_takes_all_ranks_to_the_older_durable_one(
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> None:
     with make(tmp_path, s3_server) as job:
         job.start()

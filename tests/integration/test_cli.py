@@ -32,7 +32,7 @@ from support.plain_run import (
     tensors,
     upload,
 )
-from support.s3 import S3Server, s3_server  # noqa: F401
+from support.s3 import S3Server
 from support.sidecar import TOKEN, SidecarJob
 
 COMMANDS = [
@@ -354,7 +354,7 @@ def test_status_of_a_stopped_job_says_so(plain: PlainRun) -> None:
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server) -> str:  # noqa: F811
+def bucket(s3_server: S3Server) -> str:
     name = s3_server.make_bucket()
     upload(s3_server.client(), name, "some/prefix")
     return name
@@ -370,7 +370,7 @@ def in_bucket(server: S3Server, bucket: str) -> tuple[list[str], dict[str, str]]
 
 
 def test_from_a_bucket_only_committed_checkpoints_are_taken_by_themselves(
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     bucket: str,
     tmp_path: Path,
 ) -> None:
@@ -394,7 +394,7 @@ def test_from_a_bucket_only_committed_checkpoints_are_taken_by_themselves(
 
 
 def test_rotten_and_exchanged_objects_are_found(
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     bucket: str,
     tmp_path: Path,
 ) -> None:
@@ -417,7 +417,7 @@ def test_rotten_and_exchanged_objects_are_found(
 
 
 def test_a_shard_that_is_not_what_was_committed_is_refused(
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     bucket: str,
     tmp_path: Path,
 ) -> None:
@@ -439,7 +439,7 @@ def test_a_shard_that_is_not_what_was_committed_is_refused(
 
 
 def test_wrong_bucket_run_and_keys_are_told_apart(
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     bucket: str,
 ) -> None:
     where, keys = in_bucket(s3_server, bucket)

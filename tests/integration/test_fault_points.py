@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.s3 import S3Server, s3_server  # noqa: F401
+from support.s3 import S3Server
 from support.training_job import TrainingJob, assert_equal, every_tier
 
 pytestmark = pytest.mark.timeout(180)
@@ -120,7 +120,7 @@ def assert_unharmed(
 def test_a_trainer_killed_while_it_saves_or_restores(
     point: str,
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     undisturbed: list[dict[str, torch.Tensor]],
 ) -> None:
     with run(tmp_path, s3_server, ranks={1: with_action(point)}) as job:
@@ -136,7 +136,7 @@ def test_a_sidecar_killed_while_it_moves_shards_or_promises(
     point: str,
     replica: int,
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     undisturbed: list[dict[str, torch.Tensor]],
 ) -> None:
     with run(tmp_path, s3_server) as job:
@@ -150,7 +150,7 @@ def test_a_sidecar_killed_while_it_moves_shards_or_promises(
 def test_a_leader_killed_while_it_begins_commits_or_deletes(
     point: str,
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     undisturbed: list[dict[str, torch.Tensor]],
 ) -> None:
     with run(tmp_path, s3_server) as job:
@@ -162,7 +162,7 @@ def test_a_leader_killed_while_it_begins_commits_or_deletes(
 
 def test_a_load_that_dies_in_the_middle_is_done_again_by_all(
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     undisturbed: list[dict[str, torch.Tensor]],
 ) -> None:
     with run(tmp_path, s3_server, ranks={0: with_action("capture.after_publish@2")}) as job:

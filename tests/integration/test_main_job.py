@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
-from support.s3 import S3Server, s3_server  # noqa: F401
+from support.s3 import S3Server
 from support.training_job import TrainingJob, assert_equal, every_tier
 
 pytestmark = pytest.mark.timeout(240)
@@ -31,7 +31,7 @@ def undisturbed(
 
 def test_four_failures_leave_no_trace_in_the_final_state(
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     undisturbed: list[dict[str, torch.Tensor]],
 ) -> None:
     bucket = s3_server.make_bucket()

@@ -25,7 +25,7 @@ from support.remote_tier import (
 from support.s3 import S3Server
 from support.s3_faults import S3Faults
 
-pytest_plugins = ["support.s3", "support.remote_tier"]
+pytest_plugins = ["support.remote_tier"]
 
 UPLOADER = Path(__file__).resolve().parents[1] / "support" / "uploader.py"
 

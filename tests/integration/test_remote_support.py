@@ -17,8 +17,6 @@ from backstay_sidecar.tiers.remote import RemoteStore
 from support.s3 import S3Server
 from support.s3_faults import S3Faults
 
-pytest_plugins = ["support.s3"]
-
 _TESTS = Path(__file__).resolve().parents[1]
 _STARTER = """
 import sys, time

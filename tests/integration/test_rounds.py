@@ -26,7 +26,7 @@ from backstay_protocol.topology import (
     Tiers,
 )
 from support.round_ranks import RankThread, restore_all
-from support.s3 import S3Server, bucket, s3_server  # noqa: F401 - fixtures
+from support.s3 import S3Server
 from support.s3_faults import S3Faults
 from support.sidecar import SidecarJob, random_bytes
 
@@ -74,7 +74,7 @@ class Bucket:
 
 
 @pytest.fixture
-def remote(s3_server: S3Server, bucket: str) -> Bucket:  # noqa: F811
+def remote(s3_server: S3Server, bucket: str) -> Bucket:
     return Bucket(s3_server, bucket)
 
 
@@ -196,7 +196,7 @@ ROUND_POINTS = [
 @pytest.fixture(scope="module")
 def long_job(
     tmp_path_factory: pytest.TempPathFactory,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> Iterator[tuple[SidecarJob, Bucket]]:
     """One job that goes through all the deaths below, one after the other."""
     remote = Bucket(s3_server, s3_server.make_bucket())

@@ -9,7 +9,7 @@ import pytest
 
 from backstay_protocol.names import REMOTE
 from backstay_protocol.topology import RestoreOptions, Tiers
-from support.s3 import S3Server, s3_server  # noqa: F401
+from support.s3 import S3Server
 from support.s3_faults import S3Faults
 from support.training_job import TrainingJob, every_tier
 
@@ -42,7 +42,7 @@ def make(
 def test_a_running_job_is_undisturbed_and_the_backlog_drains(
     name: str,
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> None:
     spoil, _ = TROUBLES[name]
     with S3Faults(s3_server.address) as faults:
@@ -66,7 +66,7 @@ def test_a_running_job_is_undisturbed_and_the_backlog_drains(
 def test_a_first_start_waits_bounded_and_then_fails_naming_the_cause(
     name: str,
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> None:
     spoil, words = TROUBLES[name]
     with S3Faults(s3_server.address) as faults:
@@ -84,7 +84,7 @@ def test_a_first_start_waits_bounded_and_then_fails_naming_the_cause(
 
 def test_a_first_start_goes_on_when_the_store_comes_back_in_time(
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> None:
     with S3Faults(s3_server.address) as faults:
         faults.refuse()
@@ -99,7 +99,7 @@ def test_a_first_start_goes_on_when_the_store_comes_back_in_time(
             assert job.restored()[0]["fresh"]
 
 
-def test_a_missing_bucket_is_named(tmp_path: Path, s3_server: S3Server) -> None:  # noqa: F811
+def test_a_missing_bucket_is_named(tmp_path: Path, s3_server: S3Server) -> None:
     tiers = every_tier(tmp_path / "disk", endpoint=s3_server.endpoint, bucket="no-such-bucket")
     with make(tmp_path, tiers, s3_server, wait=5.0) as job:
         job.start()
@@ -107,7 +107,7 @@ def test_a_missing_bucket_is_named(tmp_path: Path, s3_server: S3Server) -> None:
         assert "no-such-bucket" in (tmp_path / "rank-0.log").read_text()
 
 
-def test_wrong_credentials_are_named(tmp_path: Path, s3_server: S3Server) -> None:  # noqa: F811
+def test_wrong_credentials_are_named(tmp_path: Path, s3_server: S3Server) -> None:
     tiers = every_tier(
         tmp_path / "disk", endpoint=s3_server.endpoint, bucket=s3_server.make_bucket()
     )
@@ -122,7 +122,7 @@ def test_wrong_credentials_are_named(tmp_path: Path, s3_server: S3Server) -> Non
 
 def test_a_store_without_conditional_writes_is_refused(
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> None:
     with S3Faults(s3_server.address) as faults:
         faults.without_conditional_writes()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from backstay_protocol.names import ENV_TOKEN, PORT_API
-from support.s3 import S3Server, s3_server  # noqa: F401
+from support.s3 import S3Server
 from support.sidecar import TOKEN
 from support.training_job import TrainingJob, assert_equal, every_tier
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(scope="module")
 def two_ranks(
     tmp_path_factory: pytest.TempPathFactory,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> tuple[str, dict[str, torch.Tensor], Path]:
     """A finished FSDP2 run of two ranks: its bucket, its last state, its pulled checkpoint."""
     bucket = s3_server.make_bucket()
@@ -49,7 +49,7 @@ def test_fsdp_state_of_two_ranks_goes_on_in(
     replicas: int,
     two_ranks: tuple[str, dict[str, torch.Tensor], Path],
     tmp_path: Path,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
 ) -> None:
     bucket, expected, _ = two_ranks
     folder = tmp_path / f"again-{replicas}"

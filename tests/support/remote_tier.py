@@ -1,6 +1,6 @@
 """The remote tier over a real S3 server, plain or through the faulty proxy: fixtures and helpers.
 
-    pytest_plugins = ["support.s3", "support.remote_tier"]
+    pytest_plugins = ["support.remote_tier"]
 
 (PYTEST_DONT_REWRITE: test modules import it before pytest registers it.)
 """

