@@ -74,9 +74,7 @@ class Bucket:
             backoff_factor=0.2,
             raise_on_status=False,
         )
-        self._trust = (
-            ssl.create_default_context(cadata=address.authority) if address.authority else None
-        )
+        self._trust = _trust(address.authority)
         pool = urllib3.PoolManager(
             timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
             retries=patience,
@@ -174,6 +172,21 @@ class Bucket:
                 self.address.keys_hint,
             ) from error
         raise NoAnswer(f"{self}: can't {doing}: {code} {error.message}") from error
+
+
+def _trust(authority: str) -> ssl.SSLContext | None:
+    """The system's authorities and this one; None: the system's."""
+    if not authority:
+        return None
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(cadata=authority)
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(
+            f"the store's authority is no certificate in PEM: {error}",
+            "check ca.crt of the Secret that remote.caSecret names, or the file of --ca-file",
+        ) from error
+    return context
 
 
 class _NoSuchKey(Exception):

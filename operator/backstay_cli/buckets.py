@@ -6,16 +6,19 @@ connection; the S3 client is imported only when one of these is called.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backstay_cli.catalog import BucketCatalog
 from backstay_cli.cluster import ClusterJob, Kubectl
 from backstay_cli.credentials import HINT, credentials
-from backstay_cli.errors import NotFound
+from backstay_cli.errors import NotFound, UsageError
 from backstay_cli.find import LocalJob
 from backstay_protocol.layout import RemoteLayout
+from backstay_protocol.names import ENV_S3_CA_FILE
 
 if TYPE_CHECKING:  # the S3 client takes long to import
     from backstay_cli.bucket import Bucket
@@ -49,13 +52,29 @@ class Keys:
     session: str = ""
     hint: str = HINT
     authority: str = ""
-    """PEM; empty: the system's authorities."""
+    """PEM, trusted beside the system's authorities; empty: those alone."""
 
 
-def own_keys() -> Keys:
-    """The person's, from the environment. Raises UsageError if there are none."""
+def own_keys(ca_file: str = "") -> Keys:
+    """The person's, from the environment. Raises UsageError if there are none.
+
+    `ca_file`: of the store's authority, if not the one that the environment names.
+    """
     access, secret, session = credentials()
-    return Keys(access=access, secret=secret, session=session)
+    return Keys(access=access, secret=secret, session=session, authority=_own_authority(ca_file))
+
+
+def _own_authority(ca_file: str) -> str:
+    path = ca_file or os.environ.get(ENV_S3_CA_FILE, "")
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the authority's certificate {path} can't be read: {error}",
+            f"--ca-file or {ENV_S3_CA_FILE} names a file in PEM",
+        ) from error
 
 
 def run_bucket(
@@ -129,7 +148,8 @@ def remote_keys(kubectl: Kubectl, remote: Mapping[str, Any]) -> Keys:
     if remote.get("caSecret"):
         authority = kubectl.secret(remote["caSecret"]).get("ca.crt", "")
     if not name:
-        return replace(own_keys(), authority=authority)
+        own = own_keys()
+        return replace(own, authority=authority or own.authority)
     found = kubectl.secret(name)
     return Keys(
         access=found.get("accessKey", ""),

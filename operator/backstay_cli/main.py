@@ -26,7 +26,7 @@ app = typer.Typer(
     """,
 )
 app.add_typer(local.app, name="local")
-_NO_BUCKET = ("bucket", "endpoint", "run", "prefix", "region")
+_NO_BUCKET = ("bucket", "endpoint", "run", "prefix", "region", "ca_file")
 for name, function, text in (
     ("status", located(look.status, *_NO_BUCKET), look.STATUS_HELP),
     ("checkpoints", located(look.checkpoints), look.CHECKPOINTS_HELP),

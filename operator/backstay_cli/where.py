@@ -39,7 +39,7 @@ from backstay_cli.output import told_errors
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.errors import Unreachable
 from backstay_protocol.messages import CheckpointStatus
-from backstay_protocol.names import ENV_TOKEN, PORT_API
+from backstay_protocol.names import ENV_S3_CA_FILE, ENV_TOKEN, PORT_API
 
 T = TypeVar("T")
 
@@ -76,6 +76,15 @@ EndpointOption = Annotated[
 RunOption = Annotated[str, typer.Option("--run", help="NAMESPACE/RUN NAME in the bucket.")]
 PrefixOption = Annotated[str, typer.Option("--prefix", help="The job's prefix in the bucket.")]
 RegionOption = Annotated[str, typer.Option("--region", help="The bucket's region.")]
+CaFileOption = Annotated[
+    str,
+    typer.Option(
+        "--ca-file",
+        envvar=ENV_S3_CA_FILE,
+        help="Authority of the bucket's store (PEM), trusted beside the public ones.",
+        show_default=False,
+    ),
+]
 
 WHERE_HELP = (
     "Where to look: -n NAMESPACE (or --context, --kubeconfig) for a TrainingJob in a cluster, by "
@@ -101,6 +110,7 @@ class Where:
     run: RunOption = ""
     prefix: PrefixOption = ""
     region: RegionOption = "us-east-1"
+    ca_file: CaFileOption = ""
 
     def __post_init__(self) -> None:
         places = {
@@ -334,7 +344,7 @@ def named_bucket(where: Where) -> RunBucket:
         where.endpoint,
         where.bucket,
         where.run,
-        keys=own_keys(),
+        keys=own_keys(where.ca_file),
         prefix=where.prefix,
         region=where.region,
     )

@@ -18,6 +18,8 @@ ENV_TOKEN = "BACKSTAY_TOKEN"  # bearer token of the job
 ENV_S3_ACCESS_KEY = "BACKSTAY_S3_ACCESS_KEY"
 ENV_S3_SECRET_KEY = "BACKSTAY_S3_SECRET_KEY"
 ENV_S3_SESSION_TOKEN = "BACKSTAY_S3_SESSION_TOKEN"
+ENV_S3_AMBIENT = "BACKSTAY_S3_AMBIENT"  # "1": no keys; the place gives them where the sidecar runs
+ENV_S3_CA_FILE = "BACKSTAY_S3_CA_FILE"  # whom to trust beside the public authorities, PEM
 ENV_FAULTS = "BACKSTAY_FAULTS"  # fault points, see faults.py
 ENV_EXIT_WITH_PARENT = "BACKSTAY_EXIT_WITH_PARENT"  # "1": a rank leaves when its parent is gone
 

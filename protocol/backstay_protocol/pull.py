@@ -251,6 +251,11 @@ def describe(error: BaseException) -> str:
         return f"the name is not known ({error.strerror})"
     if isinstance(error, http.client.RemoteDisconnected | ConnectionError):
         return "the connection broke"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"TLS: its certificate is not trusted ({error.verify_message}); name the authority "
+            "behind it: remote.caSecret in a cluster, elsewhere BACKSTAY_S3_CA_FILE"
+        )
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     return str(error) or type(error).__name__

@@ -19,6 +19,8 @@ from backstay_protocol.names import (
     ENV_POD_IP,
     ENV_REPLICA,
     ENV_S3_ACCESS_KEY,
+    ENV_S3_AMBIENT,
+    ENV_S3_CA_FILE,
     ENV_S3_SECRET_KEY,
     ENV_S3_SESSION_TOKEN,
     ENV_TOKEN,
@@ -60,6 +62,10 @@ class Settings:
     api_port: int
     health_port: int
     credentials: S3Credentials | None = None
+    ambient: bool = False
+    """No keys: the place that the sidecar runs in gives them (tiers.identity)."""
+    s3_ca_file: str = ""
+    """Certificates that the store may be signed by, beside the public authorities'; empty: none."""
     exit_with_parent: bool = False
     """Stop when the process that started this one is gone."""
     grace_seconds: float = DEFAULT_GRACE_SECONDS
@@ -79,9 +85,11 @@ class Settings:
             )
         if not os.path.isabs(self.volume):
             raise SettingsError(f"the memory volume {self.volume!r} must be an absolute path")
-        if self.topology.tiers.remote is not None and self.credentials is None:
+        keys = self.credentials is not None or self.ambient
+        if self.topology.tiers.remote is not None and not keys:
             raise SettingsError(
-                f"the topology has a remote tier: set {ENV_S3_ACCESS_KEY} and {ENV_S3_SECRET_KEY}"
+                f"the topology has a remote tier: set {ENV_S3_ACCESS_KEY} and {ENV_S3_SECRET_KEY}, "
+                f"or {ENV_S3_AMBIENT}=1 where the machine or the pod's account gives keys"
             )
         for token in self.tokens:
             if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
@@ -161,6 +169,8 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         api_port=port,
         health_port=port + PORT_HEALTH - PORT_API,
         credentials=_credentials(environment),
+        ambient=environment.get(ENV_S3_AMBIENT) == "1",
+        s3_ca_file=environment.get(ENV_S3_CA_FILE, ""),
         exit_with_parent=environment.get(ENV_EXIT_WITH_PARENT) == "1",
         grace_seconds=given.grace_seconds,
         pod_ip=environment.get(ENV_POD_IP, ""),

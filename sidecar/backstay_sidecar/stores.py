@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from backstay_protocol.authorities import authorities
 from backstay_protocol.clock import Clock
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
 from backstay_sidecar import errors
 from backstay_sidecar.errors import ApiError
 from backstay_sidecar.replication.gate import Gated
-from backstay_sidecar.settings import Settings
+from backstay_sidecar.settings import S3Credentials, Settings
 from backstay_sidecar.tiers.base import Tier
 from backstay_sidecar.tiers.disk import DiskStore, HeldTier
 from backstay_sidecar.tiers.memory import MemoryTier
@@ -82,9 +83,10 @@ class Stores:
 
 
 def _remote_store(settings: Settings) -> RemoteStore | None:
-    tier, credentials = settings.topology.tiers.remote, settings.credentials
-    if tier is None or credentials is None:
+    tier = settings.topology.tiers.remote
+    if tier is None:
         return None
+    credentials = settings.credentials or S3Credentials(access_key="", secret_key="")
     return RemoteStore(
         endpoint=tier.endpoint,
         bucket=tier.bucket,
@@ -92,6 +94,7 @@ def _remote_store(settings: Settings) -> RemoteStore | None:
         secret_key=credentials.secret_key,
         session_token=credentials.session_token,
         region=tier.region,
+        authorities=authorities(settings.s3_ca_file),
     )
 
 

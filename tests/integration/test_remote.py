@@ -294,7 +294,7 @@ def test_a_shard_is_pulled_from_its_presigned_url_in_parallel(direct: RemoteTier
     reader = byte_shard(LARGE)
     manifest = direct.put(reader, threading.Event())
     got = bytearray(LARGE)
-    where = direct.endpoint(reader.checkpoint, 0, 60)
+    where, _ = direct.endpoint(reader.checkpoint, 0, 60)
 
     def deliver(index: int, view: memoryview) -> None:
         start, stop = manifest.chunk(index)

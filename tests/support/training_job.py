@@ -93,6 +93,8 @@ class TrainingJob:
     """Rank -> fault points of its first life."""
     restore: RestoreOptions = field(default_factory=lambda: RestoreOptions(barrier_seconds=60))
     s3_keys: tuple[str, str] = ("", "")
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Beside that, for sidecars and ranks."""
     topology_fields: Mapping[str, Any] = field(default_factory=dict)
     clock = SYSTEM_CLOCK
 
@@ -112,7 +114,11 @@ class TrainingJob:
                 "first_generation": FIRST_GENERATION,
                 **self.topology_fields,
             },
-            env={ENV_S3_ACCESS_KEY: self.s3_keys[0], ENV_S3_SECRET_KEY: self.s3_keys[1]},
+            env={
+                ENV_S3_ACCESS_KEY: self.s3_keys[0],
+                ENV_S3_SECRET_KEY: self.s3_keys[1],
+                **self.env,
+            },
         )
         self.sidecars.__enter__()
         self._ranks: dict[int, Rank] = {}
@@ -164,6 +170,7 @@ class TrainingJob:
             ENV_REPLICA: str(replica),
             ENV_EXIT_WITH_PARENT: "1",
             ENV_FAULTS: self._armed.pop(rank, ""),
+            **self.env,
         }
         arguments = [
             "--out", str(self.out), "--kind", self.kind, "--steps", str(self.steps),

@@ -26,6 +26,7 @@ from backstay.settings import Settings, read_settings, why_off
 from backstay.shard_reader import Reach
 from backstay.structure import Structure, walk
 from backstay.telling import teller, warn
+from backstay_protocol.authorities import authorities
 
 EXIT_TIMEOUT_SECONDS = 1800.0
 LOAD_THREADS = 4
@@ -215,7 +216,11 @@ class Checkpointer:
         objects.encode(self._walk(settings).objects())
 
     def _restore_with(self, settings: Settings, attachment: Attachment) -> tuple[Joined, list[str]]:
-        reach = Reach(memory=attachment.memory, threads=_load_threads(settings))
+        reach = Reach(
+            memory=attachment.memory,
+            threads=_load_threads(settings),
+            store=authorities(settings.s3_ca_file),
+        )
         loader = Loader(
             lambda: self._walk(settings),
             LoadSettings(

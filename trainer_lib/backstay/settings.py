@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backstay.errors import MisuseError
-from backstay_protocol.names import ENV_EXIT_WITH_PARENT, ENV_SWITCH, ENV_VOLUME
+from backstay_protocol.names import ENV_EXIT_WITH_PARENT, ENV_S3_CA_FILE, ENV_SWITCH, ENV_VOLUME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,8 @@ class Settings:
     world_size: int = 1
     local_world_size: int = 1
     """Ranks of this pod; they share the volume and the cores."""
+    s3_ca_file: str = ""
+    """Certificates that the object store may be signed by; empty: the public authorities' alone."""
     exit_with_parent: bool = False
     """Leave when the launcher that started this process is gone."""
     silent_seconds: float = 300.0
@@ -56,6 +58,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         local_rank=_number(environ, "LOCAL_RANK", 0),
         world_size=_number(environ, "WORLD_SIZE", 1),
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", 1),
+        s3_ca_file=environ.get(ENV_S3_CA_FILE, ""),
         exit_with_parent=environ.get(ENV_EXIT_WITH_PARENT) == "1",
     )
 

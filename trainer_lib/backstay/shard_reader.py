@@ -24,12 +24,14 @@ from backstay.digest import RunningDigest, digest, fingerprint
 from backstay.scatter import Targets, batches
 from backstay.shardfile import ShardIndex, read_header
 from backstay_protocol import slots
+from backstay_protocol.authorities import Authorities
 from backstay_protocol.errors import CorruptData, DigestMismatch, Unreachable, VersionMismatch
 from backstay_protocol.files import read_small
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MemoryLayout
 from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import BadSource, ShardSources, Source
+from backstay_protocol.names import REMOTE
 from backstay_protocol.pull import Endpoint, get_bytes, pull
 
 T = TypeVar("T")
@@ -51,6 +53,13 @@ class Reach:
     memory: MemoryLayout
     threads: int = 2
     """Chunks in flight for one shard."""
+    store: Authorities | None = None
+    """Whom to trust as the object store; None: the public authorities."""
+
+    def endpoint(self, source: Source, url: str) -> Endpoint:
+        """Of a sidecar or of the object store."""
+        tls = self.store.context if self.store is not None and source.tier == REMOTE else None
+        return Endpoint(url, source.headers, tls=tls)
 
 
 class _Opened(Protocol):
@@ -165,8 +174,8 @@ class Shard:
                 self._accept_file(source.manifest_path)
                 yield _File(source.path, descriptor, self._reach.threads)
             return
-        self._accept_url(Endpoint(source.manifest_url, source.headers))
-        yield _Remote(Endpoint(source.url, source.headers), self._reach.threads)
+        self._accept_url(self._reach.endpoint(source, source.manifest_url))
+        yield _Remote(self._reach.endpoint(source, source.url), self._reach.threads)
 
     def _accept_file(self, path: str) -> None:
         if self._manifest is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from dataclasses import replace
 from pathlib import Path
 
 from backstay_cli.credentials import credentials
+from backstay_cli.errors import UsageError
 from backstay_cli.local.kubelet import PodPlan
 from backstay_cli.local.machine import Nodes, free_ports
 from backstay_cli.local.podspec import Folders, container_specs
@@ -20,7 +22,7 @@ from backstay_operator.settings import SidecarSettings
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
 from backstay_protocol.files import write_atomically
-from backstay_protocol.names import PORT_API
+from backstay_protocol.names import ENV_S3_CA_FILE, PORT_API
 from backstay_protocol.topology import PodIdentity, read_pod
 
 _SECRET = "backstay"
@@ -55,6 +57,7 @@ class Wires:
             first_generation=status.record.first_generation,
             restore=chosen(job.spec.restore, status.record),
             remote_endpoint=store_endpoint,
+            s3_ca_file=_ca_file(job),
             token_secret=_SECRET,
             sidecar=SidecarSettings(
                 grace_seconds=_PRESTOP_MARGIN_SECONDS + max(1, round(grace_seconds))
@@ -121,7 +124,7 @@ class Wires:
         """The job's own Secret, and the remote tier's keys from the environment."""
         found = {(_SECRET, "token"): self._state.token()}
         remote = self._job.spec.checkpoint.remote
-        if remote is None:
+        if remote is None or remote.workload_identity:
             return found
         name = remote.credentials_secret or f"{self._job.name}-backstay"
         if remote.embedded:
@@ -133,3 +136,17 @@ class Wires:
         if session:
             found[name, "sessionToken"] = session
         return found
+
+
+def _ca_file(job: TrainingJob) -> str:
+    """The authority that remote.caSecret stands for, here a file of this machine."""
+    remote = job.spec.checkpoint.remote
+    path = os.environ.get(ENV_S3_CA_FILE, "")
+    if remote is not None and remote.ca_secret and not path:
+        raise UsageError(
+            f"spec.checkpoint.remote.caSecret: a local run has no Secret {remote.ca_secret}",
+            f"set {ENV_S3_CA_FILE} to a file with the authority's certificate (PEM)",
+        )
+    if path and not os.path.isfile(path):
+        raise UsageError(f"{ENV_S3_CA_FILE}: there is no file {path}")
+    return os.path.abspath(path) if path else ""

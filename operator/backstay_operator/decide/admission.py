@@ -36,23 +36,12 @@ def refusal(job: TrainingJob, sidecar_memory: str) -> Condition | None:
 
 def _not_supported(job: TrainingJob) -> Iterator[str]:
     """What the definition takes and nobody carries out: never silently passed over."""
-    remote = job.spec.checkpoint.remote
     if job.spec.restore_from is not None:
         yield "spec.restore.from: this version can't begin from another run yet; remove it"
     if job.spec.restore_fresh:
         yield (
             "spec.restore.fresh: this version can't forget a run yet; remove it and give "
             "spec.checkpoint.runName a new name"
-        )
-    if remote is not None and remote.workload_identity:
-        yield (
-            "spec.checkpoint.remote.workloadIdentity: this version needs keys; write "
-            "`credentialsSecret: my-bucket-credentials` instead"
-        )
-    if remote is not None and remote.ca_secret:
-        yield (
-            "spec.checkpoint.remote.caSecret: this version trusts public authorities only; remove "
-            "it and use an endpoint with such a certificate"
         )
 
 

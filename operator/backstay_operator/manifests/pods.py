@@ -19,6 +19,8 @@ from backstay_operator.api.names import (
 )
 from backstay_operator.manifests.launcher import launcher_env
 from backstay_operator.manifests.wiring import (
+    CA_KEY,
+    CA_MOUNT,
     CONFIG_MOUNT,
     LOCAL_MOUNT,
     MEMORY_MOUNT,
@@ -33,6 +35,8 @@ from backstay_protocol.names import (
     ENV_POD,
     ENV_REPLICA,
     ENV_S3_ACCESS_KEY,
+    ENV_S3_AMBIENT,
+    ENV_S3_CA_FILE,
     ENV_S3_SECRET_KEY,
     ENV_S3_SESSION_TOKEN,
     ENV_TOKEN,
@@ -49,6 +53,7 @@ from backstay_protocol.topology import PodIdentity
 ANNOTATION_IDENTITY = f"{GROUP}/pod"
 MEMORY_VOLUME = "backstay-memory"
 LOCAL_VOLUME = "backstay-local"
+CA_VOLUME = "backstay-s3-ca"
 CONFIG_VOLUME = "backstay-config"
 SHM_VOLUME = "backstay-shm"
 _LOST_NODE_SECONDS = 600
@@ -113,6 +118,9 @@ def _trainer(
         mounts.append({"name": SHM_VOLUME, "mountPath": "/dev/shm"})
     if job.spec.checkpoint.local is not None:
         mounts.append({"name": LOCAL_VOLUME, "mountPath": LOCAL_MOUNT, "readOnly": True})
+    trust, trust_mounts = _store_authority(job, wiring)
+    own |= trust
+    mounts += trust_mounts
     result = {
         **container,
         "env": _merge_env(own, container.get("env") or []),
@@ -123,6 +131,21 @@ def _trainer(
         hook = {"httpGet": {"path": URL_PRESTOP, "port": PORT_HEALTH}}
         result["lifecycle"] = {**(container.get("lifecycle") or {}), "preStop": hook}
     return result
+
+
+def _store_authority(
+    job: TrainingJob, wiring: Wiring
+) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Environment and mounts by which a container trusts the object store. It is no secret."""
+    remote = job.spec.checkpoint.remote
+    if remote is None or remote.embedded:
+        return {}, []
+    if wiring.s3_ca_file:
+        return {ENV_S3_CA_FILE: wiring.s3_ca_file}, []
+    if not remote.ca_secret:
+        return {}, []
+    mount = {"name": CA_VOLUME, "mountPath": CA_MOUNT, "readOnly": True}
+    return {ENV_S3_CA_FILE: f"{CA_MOUNT}/{CA_KEY}"}, [mount]
 
 
 def _merge_env(own: Mapping[str, str], theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -140,6 +163,7 @@ def _sidecar(job: TrainingJob, identity: PodIdentity, wiring: Wiring) -> dict[st
     ]
     if job.spec.checkpoint.local is not None:
         mounts.append({"name": LOCAL_VOLUME, "mountPath": LOCAL_MOUNT})
+    mounts += _store_authority(job, wiring)[1]
     amounts = {"cpu": settings.cpu, "memory": settings.memory}
     return {
         "name": SIDECAR,
@@ -168,7 +192,10 @@ def _sidecar_env(job: TrainingJob, identity: PodIdentity, wiring: Wiring) -> lis
         _from_secret(ENV_TOKEN, wiring.token_secret or f"{job.name}-backstay", "token"),
     ]
     remote = job.spec.checkpoint.remote
-    if remote is not None:
+    env += [{"name": k, "value": v} for k, v in _store_authority(job, wiring)[0].items()]
+    if remote is not None and remote.workload_identity:
+        env.append({"name": ENV_S3_AMBIENT, "value": "1"})
+    elif remote is not None:
         secret = remote.credentials_secret or f"{job.name}-backstay"
         env += [
             _from_secret(ENV_S3_ACCESS_KEY, secret, "accessKey", optional=True),
@@ -201,6 +228,9 @@ def _volumes(job: TrainingJob, identity: PodIdentity) -> list[dict[str, Any]]:
         _memory(SHM_VOLUME, SHM_BYTES),
         {"name": CONFIG_VOLUME, "projected": {"sources": _config_sources(job)}},
     ]
+    remote = checkpoint.remote
+    if remote is not None and remote.ca_secret:
+        volumes.append(_authority(remote.ca_secret))
     if checkpoint.local is not None:
         volumes.append(_local(checkpoint.local, job, identity))
     return volumes
@@ -208,6 +238,13 @@ def _volumes(job: TrainingJob, identity: PodIdentity) -> list[dict[str, Any]]:
 
 def _memory(name: str, size_bytes: int) -> dict[str, Any]:
     return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": str(size_bytes)}}
+
+
+def _authority(secret: str) -> dict[str, Any]:
+    """Optional: without it pods run all the same, and the sidecar says what is missing."""
+    items = [{"key": CA_KEY, "path": CA_KEY}]
+    source = {"secretName": secret, "items": items, "defaultMode": 0o444, "optional": True}
+    return {"name": CA_VOLUME, "secret": source}
 
 
 def _config_sources(job: TrainingJob) -> list[dict[str, Any]]:

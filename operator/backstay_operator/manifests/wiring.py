@@ -14,6 +14,8 @@ RENDEZVOUS_PORT = 29400
 MEMORY_MOUNT = "/backstay/memory"
 LOCAL_MOUNT = "/backstay/local"
 CONFIG_MOUNT = "/backstay/config"
+CA_MOUNT = "/backstay/s3-ca"
+CA_KEY = "ca.crt"  # in the Secret that remote.caSecret names
 TOPOLOGY_FILE = "topology.json"
 POD_FILE = "pod.json"
 LABEL_ROLE = f"{GROUP}/role"
@@ -67,6 +69,8 @@ class Wiring:
     """Of the embedded store, while it runs; else the spec's endpoint counts."""
     local_root: str = LOCAL_MOUNT
     """What the sidecars find their disks under."""
+    s3_ca_file: str = ""
+    """Authority of the object store, where it is a file of the machine and no Secret."""
     token_secret: str = ""
     """Secret with the job's `token`."""
     sidecar: SidecarSettings = field(default_factory=SidecarSettings)

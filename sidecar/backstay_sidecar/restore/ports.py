@@ -144,5 +144,9 @@ class RemoteStore(Protocol):
         ...
 
     def presign_get(self, key: str, seconds: int) -> str:
-        """A URL that reads the object without credentials, for so long."""
+        """A URL that reads the object without credentials, for so long. Raises Unreachable."""
+        ...
+
+    def address(self, key: str) -> str:
+        """Where the object is, for who may read it by himself."""
         ...

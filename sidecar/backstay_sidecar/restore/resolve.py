@@ -6,6 +6,7 @@ URL, for a reader that can't open it); all others by URL, nearest first.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from glob import escape, glob
 from urllib.parse import urlencode
 
 from backstay_protocol.choice import nearest
-from backstay_protocol.errors import CorruptData, VersionMismatch
+from backstay_protocol.errors import CorruptData, Unreachable, VersionMismatch
 from backstay_protocol.files import read_small
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
@@ -38,6 +39,8 @@ from backstay_protocol.slots import list_slots
 from backstay_sidecar.restore.ports import RemoteStore
 
 PRESIGNED_SECONDS = 24 * 3600
+
+log = logging.getLogger("backstay.restore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +186,18 @@ class Resolver:
     def _presigned(self, checkpoint: CheckpointId, rank: int) -> Source | None:
         if self._remote is None or self._layout is None:
             return None
-        sign = self._remote.presign_get
         return Source(
             tier=REMOTE,
             holder=-1,
-            url=sign(self._layout.shard(checkpoint, rank), PRESIGNED_SECONDS),
-            manifest_url=sign(self._layout.manifest(checkpoint, rank), PRESIGNED_SECONDS),
+            url=self._sign(self._remote, self._layout.shard(checkpoint, rank)),
+            manifest_url=self._sign(self._remote, self._layout.manifest(checkpoint, rank)),
         )
+
+    @staticmethod
+    def _sign(remote: RemoteStore, key: str) -> str:
+        """Without keys just now: a URL that the store refuses, so that the leader hears of it."""
+        try:
+            return remote.presign_get(key, PRESIGNED_SECONDS)
+        except Unreachable as error:
+            log.warning("can't sign for the ranks: %s", error)
+            return remote.address(key)

@@ -169,13 +169,9 @@ class RemoteTier:
         finally:
             reader.close()
 
-    def endpoint(self, checkpoint: CheckpointId, rank: int, seconds: int) -> Endpoint:
-        """A presigned endpoint of the shard's bytes, valid for so long."""
-        return Endpoint(self._store.presign_get(self.layout.shard(checkpoint, rank), seconds))
-
-    def manifest_endpoint(self, checkpoint: CheckpointId, rank: int, seconds: int) -> Endpoint:
-        """A presigned endpoint of its manifest, valid for so long."""
-        return Endpoint(self._store.presign_get(self.layout.manifest(checkpoint, rank), seconds))
+    def endpoint(self, checkpoint: CheckpointId, rank: int, seconds: int) -> tuple[Endpoint, int]:
+        """A presigned endpoint of the shard's bytes, and for how long it is good."""
+        return self._store.read_endpoint(self.layout.shard(checkpoint, rank), seconds)
 
     # --- list ----------------------------------------------------------------------------------
 
@@ -327,11 +323,11 @@ class _RemoteReader:
         now = self._clock.monotonic()
         if self._reader is None or now >= self._renew_at:
             self.close()
-            where = self._tier.endpoint(
+            where, seconds = self._tier.endpoint(
                 self.manifest.checkpoint, self.manifest.rank, SIGNED_SECONDS
             )
             self._reader = RangeReader(where)
-            self._renew_at = now + SIGNED_SECONDS / 2
+            self._renew_at = now + seconds / 2
         self._reader.read_into(offset, buffer)
 
     def fileno(self) -> None:

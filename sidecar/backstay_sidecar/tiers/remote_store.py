@@ -20,15 +20,19 @@ from urllib.parse import urlsplit
 
 import minio
 import urllib3
+from minio.credentials.providers import Provider, StaticProvider
 from minio.datatypes import Part
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
+from backstay_protocol.authorities import Authorities
 from backstay_protocol.pull import Endpoint
+from backstay_sidecar.tiers.identity import Ambient
 from backstay_sidecar.transfer.s3_errors import (
     NoConditionalWrites,
     Place,
     StoreError,
     StoreFailing,
+    StoreTlsFailed,
     UploadGone,
     from_answer,
     from_exception,
@@ -71,26 +75,34 @@ class RemoteStore:
         *,
         endpoint: str,
         bucket: str,
-        access_key: str,
-        secret_key: str,
+        access_key: str = "",
+        secret_key: str = "",
         session_token: str = "",
         region: str = "us-east-1",
+        authorities: Authorities | None = None,
         connect_seconds: float = CONNECT_SECONDS,
         read_seconds: float = READ_SECONDS,
     ) -> None:
-        """`endpoint`: `http(s)://host[:port]`. Opens no connection yet."""
+        """`endpoint`: `http(s)://host[:port]`. Opens no connection yet. Without keys they come by
+        the place that the process runs in. `authorities`: None: the public ones.
+        """
         self.place = Place(endpoint, bucket)
         parts = urlsplit(endpoint)
+        self._authorities = authorities
+        self._tls = authorities.context if authorities is not None else None
         self._pool = urllib3.PoolManager(
             maxsize=CONNECTIONS,
             timeout=urllib3.Timeout(connect=connect_seconds, read=read_seconds),
             retries=False,
+            ssl_context=self._tls,
+        )
+        self._ambient = None if access_key else Ambient(self.place, self._pool, region)
+        keys: Provider = self._ambient or StaticProvider(
+            access_key, secret_key, session_token or None
         )
         self._client = minio.Minio(
             endpoint=parts.netloc,
-            access_key=access_key,
-            secret_key=secret_key,
-            session_token=session_token or None,
+            credentials=keys,
             secure=parts.scheme == "https",
             region=region,
             http_client=self._pool,
@@ -160,18 +172,34 @@ class RemoteStore:
     # --- URLs -------------------------------------------------------------------------------------
 
     def presign_get(self, key: str, seconds: int) -> str:
-        """A URL that reads the object without credentials, for so long. Asks nobody."""
+        """A URL that reads the object without credentials, for so long or as long as the keys live.
+
+        Raises StoreError where keys that run out can't be renewed; with others it asks nobody.
+        """
         return self._sign("GET", key, seconds)
+
+    def address(self, key: str) -> str:
+        """Where the object is, for who may read it by himself."""
+        return f"{self.place.endpoint}/{self.place.bucket}/{key}"
+
+    def read_endpoint(self, key: str, seconds: int) -> tuple[Endpoint, int]:
+        """The same for this process's own puller, and for how many seconds it is good."""
+        lasts = self._lasts(seconds)
+        return Endpoint(self._sign("GET", key, lasts), tls=self._tls), lasts
+
+    def _lasts(self, seconds: int) -> int:
+        return seconds if self._ambient is None else self._ambient.lasts(seconds)
 
     def _sign(
         self, method: str, key: str, seconds: int, query: Mapping[str, str] | None = None
     ) -> str:
+        self._refresh()
         return str(
             self._client.get_presigned_url(
                 method=method,
                 bucket_name=self.place.bucket,
                 object_name=key,
-                expires=timedelta(seconds=seconds),
+                expires=timedelta(seconds=self._lasts(seconds)),
                 extra_query_params=dict(query or {}),
             )
         )
@@ -255,12 +283,12 @@ class RemoteStore:
 
     def sign_put(self, key: str) -> Endpoint:
         """Where a whole object is PUT."""
-        return Endpoint(self._sign("PUT", key, SIGNED_SECONDS))
+        return Endpoint(self._sign("PUT", key, SIGNED_SECONDS), tls=self._tls)
 
     def sign_part(self, key: str, upload_id: str, number: int) -> Endpoint:
         """Where one part is PUT."""
         query = {"uploadId": upload_id, "partNumber": str(number)}
-        return Endpoint(self._sign("PUT", key, SIGNED_SECONDS, query))
+        return Endpoint(self._sign("PUT", key, SIGNED_SECONDS, query), tls=self._tls)
 
     def put_answer(self, doing: str, response: http.client.HTTPResponse) -> str:
         """The ETag out of the answer to a PUT. Raises StoreError, OSError."""
@@ -304,7 +332,7 @@ class RemoteStore:
         try:
             response = self._pool.request(method, url, body=body, headers=sent, redirect=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise from_exception(self.place, error, f"{method} {key}") from error
+            raise self._lost(error, f"{method} {key}") from error
         return _Answer(response.status, dict(response.headers), response.data)
 
     def _error(self, answer: _Answer, doing: str) -> StoreError:
@@ -315,9 +343,22 @@ class RemoteStore:
         with self._told(doing):
             return call()
 
+    def _lost(self, error: BaseException, doing: str) -> StoreError:
+        """The error for a request without an answer."""
+        found = from_exception(self.place, error, doing)
+        trouble = self._authorities.trouble if self._authorities is not None else ""
+        if not trouble or not isinstance(found, StoreTlsFailed):
+            return found
+        return StoreTlsFailed(self.place, doing, f"{found.said}; {trouble}")
+
+    def _refresh(self) -> None:
+        if self._authorities is not None:
+            self._authorities.refresh()
+
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:
         """Turn what the `minio` client raises into our errors."""
+        self._refresh()
         try:
             yield
         except S3Error as error:
@@ -332,7 +373,7 @@ class RemoteStore:
         except (MinioException, ValueError) as error:
             raise StoreFailing(self.place, doing, str(error)) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise from_exception(self.place, error, doing) from error
+            raise self._lost(error, doing) from error
 
 
 def _said(body: bytes) -> tuple[str, str]:

@@ -8,7 +8,7 @@ Unreachable (protocol)
 │   ├── StoreFailing        5xx, "slow down"
 │   └── UploadGone          the store has forgotten a multipart upload: begin again
 └── StoreRefused            a person must mend it; trying again is harmless and notices when it is
-    ├── UnknownAccessKey, WrongSecretKey, ExpiredCredentials, ClockSkewed, AccessDenied
+    ├── UnknownAccessKey, WrongSecretKey, ExpiredCredentials, NoIdentity, ClockSkewed, AccessDenied
     ├── MissingBucket, NoConditionalWrites, StoreFull
 
 All are `Unreachable`: none proves anything about the data in the store. `error.passes` tells the
@@ -87,7 +87,11 @@ class StoreTlsFailed(StoreUnreachable):
     """No TLS there, or a certificate that is not trusted."""
 
     what = "TLS failed"
-    hint = "check the scheme of remote.endpoint and the certificate's authority; it is tried again"
+    hint = (
+        "check the scheme of remote.endpoint; an authority that is not a public one is named by "
+        "remote.caSecret (a Secret with ca.crt), outside a cluster by BACKSTAY_S3_CA_FILE; it is "
+        "tried again"
+    )
 
 
 class StoreSilent(StoreUnreachable):
@@ -154,6 +158,16 @@ class ExpiredCredentials(StoreRefused):
     hint = (
         "in a cluster renew sessionToken and its keys in the Secret that remote.credentialsSecret "
         "names, elsewhere BACKSTAY_S3_SESSION_TOKEN and its keys in the sidecar's environment"
+    )
+
+
+class NoIdentity(StoreRefused):
+    """The place that the sidecar runs in gives it no keys."""
+
+    what = "no keys came by the pod's own identity"
+    hint = (
+        "remote.workloadIdentity needs a service account that the bucket's owner has given a role "
+        "(docs/kubernetes.md); else name a Secret in remote.credentialsSecret. It is tried again"
     )
 
 
