@@ -298,3 +298,50 @@ def test_an_embedded_store_is_refused_where_there_is_none(job: TrainingJob, wiri
     tiers = build_topology(changed, given).tiers
     assert tiers.remote is not None
     assert tiers.remote.endpoint == "http://127.0.0.1:1"
+
+
+def with_remote(job: TrainingJob, **fields: Any) -> TrainingJob:
+    remote = RemoteSpec(endpoint="https://store", bucket="b", **fields)
+    checkpoint = replace(job.spec.checkpoint, remote=remote)
+    return replace(job, spec=replace(job.spec, checkpoint=checkpoint))
+
+
+def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
+    return next(c for c in pod["spec"]["initContainers"] if c["name"] == "backstay")
+
+
+def test_trainer_and_sidecar_trust_the_authority_of_the_store_and_nobody_waits_for_it(
+    job: TrainingJob, wiring: Wiring
+) -> None:
+    other = with_remote(job, ca_secret="my-ca", credentials_secret="keys")
+    pod = build_pod(other, pod_identity(2, GENERATIONS, 101), wiring)
+    (volume,) = [v for v in pod["spec"]["volumes"] if v["name"] == "backstay-s3-ca"]
+    assert volume["secret"]["secretName"] == "my-ca"
+    assert volume["secret"]["optional"] is True
+    for container in (trainer_of(pod), sidecar_of(pod)):
+        (mount,) = [m for m in container["volumeMounts"] if m["name"] == volume["name"]]
+        assert mount["readOnly"] is True
+        assert env_of(container)["BACKSTAY_S3_CA_FILE"] == f"{mount['mountPath']}/ca.crt"
+
+
+def test_by_identity_the_sidecar_gets_no_keys_and_the_pod_no_token(
+    job: TrainingJob, wiring: Wiring
+) -> None:
+    other = with_remote(job, workload_identity=True)
+    pod = build_pod(other, pod_identity(2, GENERATIONS, 101), wiring)
+    env = env_of(sidecar_of(pod))
+    assert env["BACKSTAY_S3_AMBIENT"] == "1"
+    assert not [name for name in env if name.endswith("_KEY")]
+    assert "BACKSTAY_S3_AMBIENT" not in env_of(trainer_of(pod))
+    assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_a_file_of_the_machine_stands_for_the_authoritys_secret(
+    job: TrainingJob, wiring: Wiring
+) -> None:
+    other = with_remote(job, ca_secret="my-ca", credentials_secret="keys")
+    here = replace(wiring, s3_ca_file="/etc/ca.pem")
+    pod = build_pod(other, pod_identity(2, GENERATIONS, 101), here)
+    for container in (trainer_of(pod), sidecar_of(pod)):
+        assert env_of(container)["BACKSTAY_S3_CA_FILE"] == "/etc/ca.pem"
+        assert "backstay-s3-ca" not in [m["name"] for m in container["volumeMounts"]]
