@@ -9,6 +9,7 @@ import pytest
 
 from backstay_operator.api import TrainingJob
 from backstay_operator.api.job import EPHEMERAL, PVC, RemoteSpec
+from backstay_operator.api.names import SIDECAR
 from backstay_operator.errors import Unbuildable
 from backstay_operator.manifests import (
     Addresses,
@@ -307,7 +308,7 @@ def with_remote(job: TrainingJob, **fields: Any) -> TrainingJob:
 
 
 def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
-    return next(c for c in pod["spec"]["initContainers"] if c["name"] == "backstay")
+    return next(c for c in pod["spec"]["initContainers"] if c["name"] == SIDECAR)
 
 
 def test_trainer_and_sidecar_trust_the_authority_of_the_store_and_nobody_waits_for_it(
