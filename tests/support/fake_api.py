@@ -319,7 +319,15 @@ def view_of(
     )
 
 
-def restore_of(attempt: int, finished: float, *, base: int = 0, **tiers: int) -> RestoreView:
+def restore_of(
+    attempt: int,
+    finished: float,
+    *,
+    base: int = 0,
+    stopped: float = 0.0,
+    joined: float = 0.0,
+    **tiers: int,
+) -> RestoreView:
     """One restore, as the leader tells it."""
     return RestoreView(
         attempt=attempt,
@@ -328,6 +336,8 @@ def restore_of(attempt: int, finished: float, *, base: int = 0, **tiers: int) ->
         seconds=2.0,
         bytes_by_tier=tiers,
         lost_steps=1,
+        stopped=stopped,
+        joined=joined,
     )
 
 

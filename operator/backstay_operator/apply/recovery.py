@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from backstay_operator.api.names import REASON_HANG, REASON_PROCESS_ENDED
 from backstay_operator.apply.status import MOST_RECOVERIES
 from backstay_operator.cluster import Tree
 from backstay_operator.memory import Failure
@@ -48,10 +49,10 @@ def with_restores(
 
 
 def _recovery(restore: RestoreView, failure: Failure | None, times: dict[str, float]) -> Tree:
-    begun = restore.finished - restore.seconds
+    begun = restore.stopped or restore.finished - restore.seconds
     tree: Tree = {
         "time": text_of(failure.noticed_at if failure is not None else begun),
-        "reason": failure.reason if failure is not None else "ProcessEnded",
+        "reason": failure.reason if failure is not None else REASON_PROCESS_ENDED,
         "message": failure.message if failure is not None else "the ranks began again in place",
         "replicas": list(failure.replicas) if failure is not None else [],
         **times,
@@ -63,11 +64,22 @@ def _recovery(restore: RestoreView, failure: Failure | None, times: dict[str, fl
 
 
 def _times(restore: RestoreView, failure: Failure | None) -> dict[str, float]:
-    times = {"restoreSeconds": round(restore.seconds, 3)}
-    if failure is None:
-        return times
-    joined = restore.finished - restore.seconds
-    times["scheduleSeconds"] = round(max(0.0, joined - failure.noticed_at), 3)
-    if failure.failed_at:
-        times["detectSeconds"] = round(max(0.0, failure.noticed_at - failure.failed_at), 3)
+    """Processes that end are noticed by their launcher, which tells nobody when: from the last step
+    on counts as schedule.
+    """
+    joined = restore.joined or restore.finished - restore.seconds
+    times = {"restoreSeconds": _seconds(restore.finished - joined)}
+    if failure is None or failure.reason == REASON_PROCESS_ENDED:
+        began = restore.stopped or (failure.noticed_at if failure is not None else 0.0)
+        return times | ({"scheduleSeconds": _seconds(joined - began)} if began else {})
+    noticed = min(failure.noticed_at, joined)
+    times["scheduleSeconds"] = _seconds(joined - noticed)
+    hung = failure.reason == REASON_HANG and restore.stopped
+    failed_at = restore.stopped if hung else failure.failed_at or restore.stopped
+    if failed_at:
+        times["detectSeconds"] = _seconds(noticed - failed_at)
     return times
+
+
+def _seconds(value: float) -> float:
+    return round(max(0.0, value), 3)

@@ -46,7 +46,7 @@ def build_status(
             old.get("conditions") or [], told, generation=_generation(tree), now=now
         ),
         "run": job.run,
-        "replicas": len(observed.pods),
+        "replicas": sum(not pod.finished or not pod.failed for pod in observed.pods),
         "ready": f"{ready}/{job.spec.replicas}",
         "reason": plan.record.outcome_reason or plan.reason,
         "generations": write_record(plan.record),

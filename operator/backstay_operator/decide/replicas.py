@@ -58,10 +58,41 @@ def decide(observed: Observed, now: float, settings: RestartSettings) -> Plan:
         first = int(now)
         record = JobRecord(first_generation=first, generation=first)
     record = _noted(observed, record)
+    observed, kept = _without_kept(observed, record)
     case = _Case(observed, record, now, settings)
     plans = (check(case) for check in _CHECKS)
     plan = next((plan for plan in plans if plan is not None), None) or _steady(case)
-    return replace(plan, actions=(*_stray_deletions(observed, plan), *plan.actions))
+    strays = (*_stray_deletions(observed, plan), *_kept_no_more(observed, kept, plan))
+    return replace(plan, actions=(*strays, *plan.actions))
+
+
+def _without_kept(observed: Observed, record: JobRecord) -> tuple[Observed, tuple[PodState, ...]]:
+    """The last pod of each replica that failed and was replaced stays for its logs, and counts for
+    nothing: what is decided is decided without it.
+    """
+    named = set(record.generations.items())
+    kept = tuple(p for p in _last_failed(observed) if (p.replica, p.generation) not in named)
+    return replace(observed, pods=tuple(p for p in observed.pods if p not in kept)), kept
+
+
+def _last_failed(observed: Observed) -> list[PodState]:
+    last: dict[int, PodState] = {}
+    for pod in sorted(observed.pods, key=lambda pod: pod.generation):
+        if _keeps_logs(pod) and pod.replica < observed.job.spec.replicas:
+            last[pod.replica] = pod
+    return list(last.values())
+
+
+def _keeps_logs(pod: PodState) -> bool:
+    """Whether it failed as a whole and its node still has what it said."""
+    return bool(pod.failed) and pod.finished and pod.node_alive and not pod.terminating
+
+
+def _kept_no_more(observed: Observed, kept: tuple[PodState, ...], plan: Plan) -> tuple[Action, ...]:
+    spec = observed.job.spec
+    if not spec.suspend and not (plan.record.outcome and spec.cleanup_pod_policy == CLEAN_ALL):
+        return ()
+    return tuple(_delete(pod, "its logs are kept no longer", graceful=True) for pod in kept)
 
 
 def _noted(observed: Observed, record: JobRecord) -> JobRecord:
@@ -86,11 +117,13 @@ def _stray_deletions(observed: Observed, plan: Plan) -> tuple[Action, ...]:
     mentioned = {
         (a.replica, a.generation) for a in plan.actions if isinstance(a, DeletePod) and not a.flush
     }
-    why = "it was replaced"
+    why, stays = "it was replaced", _last_failed(observed)
     return tuple(
         _delete(pod, why, graceful=pod.node_alive)
         for pod in observed.pods
-        if (pod.replica, pod.generation) not in named | mentioned and _may_delete(pod)
+        if (pod.replica, pod.generation) not in named | mentioned
+        and _may_delete(pod)
+        and pod not in stays
     )
 
 
@@ -292,7 +325,7 @@ def _has_lost_pods(case: _Case) -> Plan | None:
     deletions: list[Action] = []
     for replica in lost:
         pod = observed.current(replica)
-        if pod is not None:
+        if pod is not None and not _keeps_logs(pod):
             heeds = pod.node_alive and not _stuck(observed, pod, case.now)
             deletions.append(_delete(pod, lost[replica], graceful=heeds))
     near = {r: node for r in lost if (node := _old_disk(observed, record, r))}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from backstay_operator.api.names import REASON_CONTAINER_ENDED, REASON_PROCESS_ENDED
 from backstay_operator.decide import CreatePod, DeletePod, Plan
 from backstay_operator.memory import Failure, JobMemory
 from backstay_operator.observe.reader import Seen
 from backstay_protocol.messages import ReplicaView
 
-PROCESS_ENDED = "ProcessEnded"
-CONTAINER_ENDED = "ContainerEnded"
+_IN_PLACE = (REASON_PROCESS_ENDED, REASON_CONTAINER_ENDED)
 _BEGINNING = ("Joining", "Restoring")
 
 
@@ -31,7 +31,10 @@ def note_failure(
     known = memory.failure
     if known is None:
         memory.failure = found
-    elif known.reason in (PROCESS_ENDED, CONTAINER_ENDED) and found.reason != PROCESS_ENDED:
+    elif (
+        known.reason in (REASON_PROCESS_ENDED, REASON_CONTAINER_ENDED)
+        and found.reason != REASON_PROCESS_ENDED
+    ):
         memory.failure = replace(
             found,
             noticed_at=known.noticed_at,
@@ -67,7 +70,7 @@ def _of_ranks(memory: JobMemory, seen: Seen, now: float) -> Failure | None:
     if ended:
         at = min(p.trainer.ended.at for p in ended if p.trainer.ended is not None)
         return Failure(
-            reason=CONTAINER_ENDED,
+            reason=REASON_CONTAINER_ENDED,
             message=f"the trainer of replica {ended[0].replica} ended",
             replicas=tuple(p.replica for p in ended),
             failed_at=at,
@@ -75,7 +78,9 @@ def _of_ranks(memory: JobMemory, seen: Seen, now: float) -> Failure | None:
         )
     if not begins or memory.phase != "Training":
         return None
-    return Failure(reason=PROCESS_ENDED, message="ranks began again in place", noticed_at=now)
+    return Failure(
+        reason=REASON_PROCESS_ENDED, message="ranks began again in place", noticed_at=now
+    )
 
 
 def _views(seen: Seen) -> tuple[ReplicaView, ...]:

@@ -89,7 +89,7 @@ class Reader:
         silent = self._silent(pods, view, memory)
         states = [(p, self._state(p, job, nodes, silent)) for p in pods]
         self._note_calm(pods, view, memory)
-        deaths, words = early_deaths((p for p in pods if not is_flush_pod(p)), memory.calm_restarts)
+        deaths, words = early_deaths((p for p in pods if _may_die_early(p)), memory.calm_restarts)
         observed = Observed(
             job=job,
             record=record,
@@ -210,6 +210,11 @@ class Reader:
         if training or not memory.looked:
             memory.calm_restarts = restarts(pods)
         memory.looked = True
+
+
+def _may_die_early(pod: Tree) -> bool:
+    """Not one that failed as a whole: its successor begins with no restarts."""
+    return not is_flush_pod(pod) and (pod.get("status") or {}).get("phase") != "Failed"
 
 
 def _topology_key(job: TrainingJob) -> str:

@@ -366,15 +366,103 @@ async def test_a_recovery_is_told_with_its_phases_and_tier(world: World) -> None
     assert world.status["lastRestore"]["step"] == 40
 
 
-async def test_an_evicted_pod_is_replaced(world: World) -> None:
+async def recovered(world: World, **when: float) -> dict[str, Any]:
+    """The world restores in place now; what status tells of it."""
+    restores = (
+        restore_of(ATTEMPT, START),
+        restore_of(ATTEMPT + 1, world.clock.now, base=40, memory=200, **when),  # type: ignore[arg-type]
+    )
+    world.leaders.view = view_of(world.cluster, attempt=ATTEMPT + 1, restores=restores)
+    await world.look()
+    found: dict[str, Any] = world.status["recoveries"][-1]
+    return found
+
+
+async def test_a_process_that_ended_is_told_from_the_last_step_on(world: World) -> None:
     await world.train()
+    stopped = world.clock.now
+    world.leaders.view = view_of(world.cluster, phase="Joining", attempt=ATTEMPT)
+    world.clock.pass_time(27)
+    await world.look()
+    joined = world.clock.now
+    world.clock.pass_time(0.5)
+    recovery = await recovered(world, stopped=stopped, joined=joined)
+    assert recovery["reason"] == names.REASON_PROCESS_ENDED
+    assert (recovery["scheduleSeconds"], recovery["restoreSeconds"]) == (30.0, 0.5)
+    assert "detectSeconds" not in recovery, "only its launcher knows when it noticed"
+
+
+async def test_a_container_that_ended_is_told_in_three_phases(world: World) -> None:
+    await world.train()
+    stopped = world.clock.now
+    world.cluster.end_trainer(world.cluster.pod_of(1), 137, restarts=1)
+    world.clock.pass_time(2)
+    await world.look()
+    world.cluster.set_running(world.cluster.pod_of(1), "10.0.0.2")
+    world.clock.pass_time(17)
+    joined = world.clock.now
+    world.clock.pass_time(1)
+    recovery = await recovered(world, stopped=stopped, joined=joined)
+    assert (recovery["reason"], recovery["replicas"]) == (names.REASON_CONTAINER_ENDED, [1])
+    seconds = [recovery[f"{phase}Seconds"] for phase in ("detect", "schedule", "restore")]
+    assert seconds == [2.0, 20.0, 1.0]
+
+
+async def test_the_last_pod_of_a_replica_that_failed_stays_for_its_logs(world: World) -> None:
+    await world.train()
+
+    def names_of(replica: int) -> list[str]:
+        found = (p["metadata"]["name"] for p in world.cluster.pods())
+        return [name for name in found if name.startswith(f"gpt-{replica}-")]
+
     world.cluster.fail_pod(world.cluster.pod_of(2), "Evicted")
     await world.look()
     assert world.writes() == [
         "apply status of TrainingJob gpt",
-        f"delete Pod gpt-2-{FIRST}",
         f"create Pod gpt-2-{FIRST + 1}",
     ]
+    world.cluster.run_pods()
+    await world.look()
+    assert names_of(2) == [f"gpt-2-{FIRST}", f"gpt-2-{FIRST + 1}"]
+    assert (world.status["replicas"], world.status["ready"]) == (3, "3/3")
+    world.cluster.fail_pod(world.cluster.pod_of(2), "Evicted")
+    await world.look()
+    await world.look()
+    world.cluster.run_pods()
+    assert names_of(2) == [f"gpt-2-{FIRST + 1}", f"gpt-2-{FIRST + 2}"], "one of each, not more"
+    world.cluster.edit_job("gpt", {"spec": {"suspend": True}})
+    await world.look()
+    world.cluster.run_pods()
+    assert world.cluster.pods() == []
+
+
+@pytest.mark.parametrize(("policy", "left"), [("All", 0), ("Running", 4), ("None", 4)])
+async def test_what_failed_stays_over_the_end_as_the_clean_up_policy_says(
+    policy: str, left: int
+) -> None:
+    world = World(cleanupPodPolicy=policy)
+    await world.train()
+    world.cluster.fail_pod(world.cluster.pod_of(2), "Evicted")
+    await world.look()
+    world.cluster.run_pods()
+    await world.look()
+    for replica in range(3):
+        word = '{"newest_step": 50, "durable_step": 50}'
+        world.cluster.finish_pod(world.cluster.pod_of(replica), word)
+    world.leaders.view = None
+    await world.look()
+    world.cluster.run_pods()
+    await world.look()
+    assert len(world.cluster.pods()) == left
+
+
+async def test_a_failed_pod_on_a_lost_node_is_not_kept(world: World) -> None:
+    await world.train()
+    world.cluster.fail_pod(world.cluster.pod_of(2), "Evicted")
+    world.cluster.lose_node("node-2")
+    world.clock.pass_time(60)
+    await world.look()
+    assert f"delete Pod gpt-2-{FIRST} within 0 s" in world.writes()
 
 
 async def test_a_trainer_that_never_comes_up_ends_the_job_with_its_last_words(
