@@ -10,6 +10,7 @@ from backstay_protocol.names import SOCKET_NAME
 SHARD_SUFFIX = ".safetensors"
 MANIFEST_SUFFIX = ".json"
 ATTEMPT_FILE = "attempt.json"
+RESTORES_FILE = "restores.json"
 DELETED_FILE = "deleted.json"
 _SHARD_KEY = re.compile(r"checkpoints/(\d+-\d+)/(\d+)\.(safetensors|json)")
 
@@ -51,6 +52,7 @@ class DiskLayout:
         self.folder = f"{self.run_folder}/replica-{replica}"
         self.attempt_file = f"{self.folder}/{ATTEMPT_FILE}"
         self.deleted_file = f"{self.folder}/{DELETED_FILE}"
+        self.restores_file = f"{self.folder}/{RESTORES_FILE}"
         self.shards = f"{self.folder}/shards"
         self.replicas = f"{self.folder}/replicas"
 
@@ -83,6 +85,10 @@ class RemoteLayout:
     def base(self, attempt: int) -> str:
         """Lineage record of an attempt; conditional create."""
         return f"{self.attempts}{format_attempt(attempt)}.base.json"
+
+    def explanation(self, attempt: int) -> str:
+        """What the restore of an attempt saw and why it chose so (messages.RestoreView)."""
+        return f"{self.attempts}{format_attempt(attempt)}.restore.json"
 
     def folder(self, checkpoint: CheckpointId) -> str:
         """Everything of one checkpoint."""

@@ -32,6 +32,7 @@ SOCKET_NAME = "agent.sock"  # trainer, in the memory volume
 URL_CAPTURES = "/v1/captures"
 URL_RESTORE = "/v1/restore"
 URL_CONFIRM = "/v1/restore/confirm"
+URL_RESTORE_PREVIEW = "/v1/restore/preview"
 URL_STATUS = "/v1/status"
 URL_CHECKPOINTS = "/v1/checkpoints"
 URL_CHECKPOINT = "/v1/checkpoints/{checkpoint}"

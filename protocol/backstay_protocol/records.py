@@ -22,6 +22,21 @@ _HEADER = 80  # sequence (20 digits), length (12 digits), 40 hex digits of diges
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Contents that a person gave an attempt, in place of its own run's history."""
+
+    run: str = ""
+    """`<namespace>/<run name>` of the run whose checkpoint it is; empty: from nothing, by hand."""
+    checkpoint: CheckpointId | None = None
+    """Of that other run. Its attempt number means nothing in this one: never compare the two."""
+
+    def __str__(self) -> str:
+        if self.checkpoint is None:
+            return "nothing (a fresh start, chosen by hand)"
+        return f"step {self.checkpoint.step} of attempt {self.checkpoint.attempt} of run {self.run}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
     """An attempt that has chosen its base. Written when all ranks have verified their load."""
 
@@ -42,6 +57,9 @@ class AttemptRecord:
     """Token of the manual choice (`restore:` in the job) that has been applied so far."""
     ran: bool = False
     """Whether the go-ahead was given (set by a second store)."""
+    origin: Origin | None = None
+    """Given contents that the attempt, or one before it without a base of its own, started from;
+    `base` is then None and `chain` empty. The next attempt needs it while nothing is whole."""
 
 
 @dataclass(frozen=True, kw_only=True)

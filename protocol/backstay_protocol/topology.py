@@ -111,12 +111,29 @@ class Tiers:
 
 @dataclass(frozen=True, kw_only=True)
 class ManualChoice:
-    """`restore: {step, attempt}` of the job: a person chose. Applies once per change of `token`."""
+    """`restore` of the job: a person chose. Applies once per change of `token`.
+
+    One of three: a checkpoint of the job's own run (`step`, `attempt`), another run's (`run` and
+    what follows it), or none (`fresh`). With the last two `step` is -1, which no checkpoint has: a
+    leader that does not know them refuses instead of taking what was not meant.
+    """
 
     token: str
-    step: int
+    step: int = -1
     attempt: int = 0
     """0: the one on the lineage."""
+    run: str = ""
+    """`<namespace>/<run name>` of another run in the same bucket and prefix."""
+    run_step: int = -1
+    """-1: the newest durable one on that run's lineage."""
+    run_attempt: int = 0
+    """0: the one on that run's lineage."""
+    fresh: bool = False
+    """Start from nothing, whatever there is."""
+
+    def __post_init__(self) -> None:
+        if (self.step >= 0) + bool(self.run) + self.fresh > 1:
+            raise ValueError("restore: give a step, another run, or fresh; not two of them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,6 +69,8 @@ _CHECKED: dict[str, Any] = {
     "MemoryTier.slots": 3,
     "RemoteTier.endpoint": "https://store.example:9000",
     "ManualChoice.attempt": 7,
+    "ManualChoice.run": "",
+    "ManualChoice.fresh": False,
     "AttemptRecord.attempt": 9_000_001,
 }
 
@@ -204,11 +206,12 @@ def _places() -> dict[str, Any]:
             *(disk.attempt_file, disk.deleted_file),
             DiskLayout.shard(disk.shards, CHECKPOINT, 5),
             DiskLayout.manifest(disk.replicas, CHECKPOINT, 5),
+            disk.restores_file,
         ],
         "remote": [
             *(remote.run_record, remote.claim(7), remote.base(7), remote.commit(CHECKPOINT)),
             *(remote.shard(CHECKPOINT, 5), remote.manifest(CHECKPOINT, 5)),
-            *(remote.pin(CHECKPOINT), remote.deletion(CHECKPOINT)),
+            *(remote.pin(CHECKPOINT), remote.deletion(CHECKPOINT), remote.explanation(7)),
         ],
     }
 

@@ -15,7 +15,12 @@ from backstay_protocol.messages.common import (
     TierState,
 )
 from backstay_protocol.messages.people import (
+    BASE_OUTCOME,
+    FRESH_OUTCOME,
+    ORIGIN_OUTCOME,
+    REFUSE_OUTCOME,
     AgentStatus,
+    Candidate,
     CheckpointList,
     CheckpointStatus,
     FlushReply,
@@ -23,6 +28,7 @@ from backstay_protocol.messages.people import (
     LastWord,
     Policy,
     ReplicaView,
+    RestorePreview,
     RestoreView,
 )
 from backstay_protocol.messages.progress import (
@@ -70,15 +76,20 @@ from backstay_protocol.messages.trainer import (
 
 __all__ = [
     "AGAIN",
+    "BASE_OUTCOME",
     "FAILED",
+    "FRESH_OUTCOME",
     "GO",
     "LOAD",
+    "ORIGIN_OUTCOME",
+    "REFUSE_OUTCOME",
     "TIER_AWAY",
     "TIER_OWNED",
     "TIER_REFUSES",
     "WAIT",
     "AgentStatus",
     "BadSource",
+    "Candidate",
     "CaptureNotice",
     "CaptureReply",
     "CheckpointList",
@@ -108,6 +119,7 @@ __all__ = [
     "ReplicaOffer",
     "ReplicaReply",
     "ReplicaView",
+    "RestorePreview",
     "RestoreReply",
     "RestoreRequest",
     "RestoreView",

@@ -63,8 +63,48 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One checkpoint that a restore saw: whether it was taken, and why or why not."""
+
+    checkpoint: CheckpointId
+    taken: bool
+    why: str
+    """A sentence for people."""
+    run: str = ""
+    """`<namespace>/<run name>` of another run that it belongs to; empty: the job's own."""
+    tiers: tuple[str, ...] = ()
+    """Where any shard of it is in sight, nearest first."""
+
+
+BASE_OUTCOME = "base"  # a checkpoint of the job's own run
+ORIGIN_OUTCOME = "origin"  # a checkpoint of another run
+FRESH_OUTCOME = "fresh"  # from nothing, at step 0
+REFUSE_OUTCOME = "refuse"  # something is there and none of it can be restored
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestorePreview:
+    """GET /v1/restore/preview at the leader: what a restore would take now. Begins nothing."""
+
+    run: str
+    attempt: int
+    """The attempt that runs now; 0: none."""
+    outcome: str
+    """base | origin | fresh | refuse."""
+    reason: str
+    checkpoint: CheckpointId | None = None
+    """With the outcomes base and origin."""
+    checkpoint_run: str = ""
+    """With the outcome origin: the run that the checkpoint belongs to."""
+    candidates: tuple[Candidate, ...] = ()
+    """Every checkpoint in sight, newest first, at most 50."""
+    more_candidates: int = 0
+    """So many older ones are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RestoreView:
-    """The last restore, in GET /v1/job and in the runner's account."""
+    """One restore: in GET /v1/job, the runner's account, and kept as `<attempt>.restore.json`."""
 
     attempt: int
     base: CheckpointId | None
@@ -78,6 +118,14 @@ class RestoreView:
     """When this leader saw the attempt before make its last step; 0: it led none before."""
     joined: float = 0.0
     """When the last rank had joined; 0: not known."""
+    outcome: str = ""
+    """base | origin | fresh; empty: by a leader that did not tell."""
+    origin: str = ""
+    """Where the contents come from if not from a checkpoint of this run, in words: another run's
+    checkpoint, or a fresh start that a person asked for."""
+    candidates: tuple[Candidate, ...] = ()
+    """What was in sight, newest first, at most 50: what was taken, and why not the others."""
+    more_candidates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

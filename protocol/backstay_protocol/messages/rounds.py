@@ -76,6 +76,9 @@ class LeaderDecision:
     """Rank -> nonce: the joins that this decision answers."""
     unreachable: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Reader replica -> "shard_rank/tier/holder" that it could not reach: put last for it."""
+    base_run: str = ""
+    """`<namespace>/<run name>` of the other run that `base` belongs to; empty: the job's own. A
+    member that does not know this field looks for `base` in its own run, and can't find it."""
 
 
 @dataclass(frozen=True, kw_only=True)

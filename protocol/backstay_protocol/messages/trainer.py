@@ -92,7 +92,7 @@ class Decision:
     """Grows each time the leader decides again within a round."""
     attempt: int
     base: CheckpointId | None
-    """None: start from nothing, at step 0, optimizer untouched."""
+    """What to load; None: start from nothing, at step 0, optimizer untouched."""
     saved_world_size: int = 0
     plan: str = ""
     chain: tuple[tuple[int, int], ...] = ()
@@ -102,6 +102,8 @@ class Decision:
     """Why this one, in a sentence."""
     skipped_bad: tuple[str, ...] = ()
     """Copies that were struck out on the way, in sentences."""
+    base_run: str = ""
+    """`<namespace>/<run name>` of the other run that `base` belongs to; empty: the job's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
