@@ -48,6 +48,14 @@ class _Case:
 
 
 _Check = Callable[[_Case], Plan | None]
+_EVICTIONS = (
+    "Evicted",
+    "TerminationByKubelet",
+    "EvictionByEvictionAPI",
+    "PreemptionByScheduler",
+    "DeletionByTaintManager",
+)
+"""Why a pod failed, where somebody ended it (conditions of type DisruptionTarget)."""
 _NO_LIBRARY = re.compile(r"No module named '?backstay\b")
 
 
@@ -363,7 +371,9 @@ def _reason_lost(observed: Observed, replica: int, now: float) -> str:
         return names.REASON_POD_GONE
     if _stuck(observed, pod, now):
         return names.REASON_HANG
-    return names.REASON_POD_FAILED if pod.node_alive else names.REASON_NODE_LOST
+    if not pod.node_alive:
+        return names.REASON_NODE_LOST
+    return names.REASON_EVICTED if pod.failed.startswith(_EVICTIONS) else names.REASON_POD_FAILED
 
 
 def _failed_after_end(case: _Case) -> Plan | None:

@@ -165,7 +165,7 @@ def test_each_lost_pod_gets_a_number_of_its_own_and_knows_whom_it_replaces(
     expected = {
         "gone": names.REASON_POD_GONE,
         "node": names.REASON_NODE_LOST,
-        "failed": names.REASON_POD_FAILED,
+        "failed": names.REASON_EVICTED,
     }
     assert plan.reason == expected[how]
 
