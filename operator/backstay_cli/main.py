@@ -6,7 +6,17 @@ import os
 
 import typer
 
-from backstay_cli.commands import agent, flush, local, look, pull, support, validate
+from backstay_cli.commands import (
+    agent,
+    explain,
+    flush,
+    local,
+    look,
+    pull,
+    restore,
+    support,
+    validate,
+)
 from backstay_cli.errors import EXIT_CODES_HELP
 from backstay_cli.where import ENV_CLUSTER, located
 
@@ -35,6 +45,8 @@ for name, function, text in (
     ("flush", located(flush.flush_command, *_NO_BUCKET), flush.FLUSH_HELP),
     ("validate", validate.validate, validate.HELP),
     ("support-bundle", located(support.support_bundle), support.HELP),
+    ("restore", located(restore.restore), restore.HELP),
+    ("explain-restore", located(explain.explain_restore), explain.HELP),
     ("agent", agent.agent, agent.HELP),
 ):
     app.command(name, help=text, epilog=EXIT_CODES_HELP)(function)

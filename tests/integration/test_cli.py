@@ -14,10 +14,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.numpy import load_file
 
+from backstay_protocol import codec
 from backstay_protocol.control import Word
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.layout import DiskLayout
+from backstay_protocol.layout import DiskLayout, RemoteLayout
 from backstay_protocol.manifest import FORCED
+from backstay_protocol.messages import Candidate, RestoreView
 from support.calling import call
 from support.plain_run import (
     CHECKPOINTS,
@@ -50,6 +52,8 @@ COMMANDS = [
     ["flush"],
     ["validate"],
     ["support-bundle"],
+    ["restore"],
+    ["explain-restore"],
 ]
 
 
@@ -391,6 +395,50 @@ def test_from_a_bucket_only_committed_checkpoints_are_taken_by_themselves(
     )
     assert taken.exit_code == 0, taken.output
     assert_pulled(tmp_path / "b", 35)
+
+
+def test_a_bucket_alone_tells_what_a_restore_would_take_and_what_one_considered(
+    s3_server: S3Server,
+    bucket: str,
+    tmp_path: Path,
+) -> None:
+    where, keys = in_bucket(s3_server, bucket)
+    done = call("restore", "--dry-run", *where, "-o", "json", **keys)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)["preview"]
+    assert told["checkpoint"] == str(CheckpointId(35, LIVE))  # adopted: whole without a commit
+    why = {CheckpointId.parse(one["checkpoint"]).step: one["why"] for one in told["candidates"]}
+    assert "rank 1" in why[10]
+    assert "off the lineage" in why[30]
+    chosen = call("restore", "--dry-run", *where, "--step", "20", "-o", "json", **keys)
+    assert json.loads(chosen.stdout)["preview"]["checkpoint"] == str(CheckpointId(20, DEAD))
+    nothing = call("explain-restore", *where, **keys)
+    assert nothing.exit_code == 3
+    taken = Candidate(checkpoint=CheckpointId(20, DEAD), taken=True, why="the newest")
+    view = RestoreView(
+        attempt=LIVE,
+        base=CheckpointId(20, DEAD),
+        finished=1.0,
+        seconds=2.0,
+        bytes_by_tier={},
+        lost_steps=0,
+        candidates=(taken,),
+    )
+    layout = RemoteLayout("some/prefix", RUN)
+    put(s3_server.client(), bucket, layout.explanation(LIVE), codec.dumps(view))
+    explained = call("explain-restore", *where, "--attempt", str(LIVE), **keys)
+    assert f"taken  step 20 of attempt {DEAD}: the newest" in explained.stdout, explained.output
+    out = tmp_path / "bundle.tar.gz"
+    bundled = call("support-bundle", "--out", str(out), *where, "-o", "json", **keys)
+    assert json.loads(bundled.stdout)["missing"] == []
+    with tarfile.open(out) as archive:
+        parts = {m.name: archive.extractfile(m).read() for m in archive.getmembers()}
+    assert (
+        f"{layout.shard(CheckpointId(25, LIVE), 1)}\n".encode()
+        in (parts["backstay-bundle/remote/keys.tsv"])
+    )
+    for data in parts.values():
+        assert s3_server.secret_key.encode() not in data
 
 
 def test_rotten_and_exchanged_objects_are_found(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_manifest
+from backstay_cli.catalog.sight import Sight
 from backstay_cli.digest import digest
 from backstay_protocol.completeness import complete_in
 from backstay_protocol.errors import Cancelled, CorruptData, DigestMismatch, ProtocolError
@@ -133,6 +134,11 @@ class DiskCatalog:
                     yield CorruptCopy(str(manifest), tier, error)
                 else:
                     yield FileSource(path, found, tier)
+
+    def sight(self) -> Sight:
+        """What a restore would see here."""
+        copies, chains = self._copies()
+        return Sight(records=tuple(self._records()), copies=tuple(copies), chains=chains)
 
     def _records(self) -> list[AttemptRecord]:
         found = []

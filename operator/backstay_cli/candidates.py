@@ -1,0 +1,26 @@
+"""How the checkpoints that a restore saw, or would see, are told to people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from backstay_protocol.messages import Candidate
+
+
+def tell_candidates(candidates: Sequence[Candidate], more: int) -> None:
+    """One line each, newest first: taken or not, where it is, why."""
+    if not candidates:
+        typer.echo("no checkpoint was in sight, or nobody kept which ones were")
+        return
+    typer.echo("checkpoints in sight, newest first:")
+    for candidate in candidates:
+        mark = "taken " if candidate.taken else "not   "
+        name = f"step {candidate.checkpoint.step} of attempt {candidate.checkpoint.attempt}"
+        if candidate.run:
+            name += f" of run {candidate.run}"
+        tiers = f" ({', '.join(candidate.tiers)})" if candidate.tiers else ""
+        typer.echo(f"  {mark} {name}{tiers}: {candidate.why}")
+    if more:
+        typer.echo(f"  and {more} older ones")
