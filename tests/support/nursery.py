@@ -1,7 +1,8 @@
 """Starts ranks quickly: one process imports torch and backstay once and forks a process per rank.
 
 The ranks are real processes: killed with -9, waited for, with an environment and a log of their
-own. Used by support.training_job; one nursery a session. It ends with the tests, its ranks with it.
+own. Used by support.training_job; one nursery a session and build. It ends with the tests, its
+ranks with it.
 
     rank = nursery().start(["--out", ...], env={...}, log=path)
     rank.kill(), rank.poll(), rank.wait(30)
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,13 @@ class Rank:
 class Nursery:
     """The side of the tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, build: str) -> None:
         ours, theirs = socket.socketpair()
+        path = [*filter(None, [build]), str(TESTS)]
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__)), str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"},
         )
         theirs.close()
         self._socket = ours
@@ -97,17 +98,20 @@ class Nursery:
         return answer
 
 
-@cache
-def nursery() -> Nursery:
-    """The session's nursery."""
-    return Nursery()
+_nurseries: dict[str, Nursery] = {}
+
+
+def nursery(build: str = "") -> Nursery:
+    """The session's nursery. `build`: where another build's packages are, as in PYTHONPATH."""
+    if build not in _nurseries:
+        _nurseries[build] = Nursery(build)
+    return _nurseries[build]
 
 
 def end_nursery() -> None:
     """At the end of a session (tests/integration/conftest.py)."""
-    if nursery.cache_info().currsize:
-        nursery().close()
-        nursery.cache_clear()
+    while _nurseries:
+        _nurseries.popitem()[1].close()
 
 
 # --- the nursery's own process --------------------------------------------------------------------

@@ -101,6 +101,8 @@ class SidecarJob:
     """Replica -> generation; empty: a bare topology."""
     topology_fields: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    builds: dict[int, str] = field(default_factory=dict)
+    """Replica -> where another build's packages are, as in PYTHONPATH; read at each start."""
 
     def __enter__(self) -> SidecarJob:
         self._network = _free_network(self.replicas)
@@ -181,6 +183,7 @@ class SidecarJob:
             ENV_TOKEN: TOKEN,
             ENV_EXIT_WITH_PARENT: "1",
             **self.env,
+            **({"PYTHONPATH": self.builds[replica]} if self.builds.get(replica) else {}),
             **(env or {}),
         }
         if faults:

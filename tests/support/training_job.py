@@ -96,6 +96,8 @@ class TrainingJob:
     env: Mapping[str, str] = field(default_factory=dict)
     """Beside that, for sidecars and ranks."""
     topology_fields: Mapping[str, Any] = field(default_factory=dict)
+    build: str = ""
+    """Of the ranks: where another build's packages are, as in PYTHONPATH."""
     clock = SYSTEM_CLOCK
 
     def __enter__(self) -> TrainingJob:
@@ -176,7 +178,7 @@ class TrainingJob:
             "--out", str(self.out), "--kind", self.kind, "--steps", str(self.steps),
             "--step-seconds", str(self.step_seconds), *self.arguments,
         ]  # fmt: skip
-        return nursery().start(arguments, env=env, log=self.folder / f"rank-{rank}.log")
+        return nursery(self.build).start(arguments, env=env, log=self.folder / f"rank-{rank}.log")
 
     # --- failing ------------------------------------------------------------------------------
 
