@@ -6,13 +6,14 @@ Main reads it. Unknown keys are refused: a setting that would be ignored is an e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backstay_operator.api.allow import Allowances, read_allowances
 from backstay_operator.api.section import InvalidJob
 from backstay_operator.errors import ConfigError
 from backstay_operator.settings import ClusterSettings, SidecarSettings
+from backstay_protocol.loglines import FORMATS, JSON
 
 ENV_CONFIG = "BACKSTAY_OPERATOR_CONFIG"
 DEFAULT_PATH = "/etc/backstay/operator.yaml"
@@ -58,10 +59,11 @@ def read_config(tree: object) -> OperatorConfig:
     defaults = ClusterSettings()
     taints = top.texts("drainTaints", defaults.drain_taints)
     lost = top.number("nodeLostSeconds", defaults.node_lost_seconds)
+    form = log.choice("format", FORMATS, JSON)
     config = OperatorConfig(
         cluster_name=top.text("clusterName", ""),
         namespaces=top.texts("namespaces", ()),
-        sidecar=_read_sidecar(sidecar),
+        sidecar=replace(_read_sidecar(sidecar), log_format=form),
         allow=allow,
         cluster=ClusterSettings(drain_taints=taints, node_lost_seconds=lost),
         lease=LeaseSettings(
@@ -72,7 +74,7 @@ def read_config(tree: object) -> OperatorConfig:
         metrics_port=int(ports.number("metrics", 8080)),
         health_port=int(ports.number("health", 8081)),
         log_level=log.text("level", "info"),
-        log_json=log.text("format", "json") == "json",
+        log_json=form == JSON,
     )
     for part in (top, sidecar, lease, ports, log):
         part.refuse_unknown()
@@ -119,6 +121,12 @@ class _Part:
         if isinstance(value, (bool, list, Mapping)):
             raise self._wrong(name, "text")
         return str(value)
+
+    def choice(self, name: str, possible: tuple[str, ...], default: str) -> str:
+        value = self.text(name, default)
+        if value not in possible:
+            raise self._wrong(name, " or ".join(possible))
+        return value
 
     def texts(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
         value = self.raw(name)

@@ -1,33 +1,31 @@
-"""Logs: one JSON object a line for machines, or plain lines for people. Main configures them."""
+"""The operator's logs: JSON or text, as the settings file says. Main configures them.
+
+Every line that is written while a job is looked at says which: a worker opens `about_job` around
+its pass.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
-import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
-FIELDS = ("job", "replica", "attempt", "step")
-"""What a record may carry (`extra=`), beside time, level, logger and message."""
+from backstay_protocol.loglines import JsonLines, Masks, TextLines
+from backstay_protocol.loglines import configure as configure_lines
+
 _CHATTY = ("kopf", "httpx", "httpcore", "urllib3", "kubernetes", "aiohttp")
+_job: ContextVar[tuple[str, str]] = ContextVar("job", default=("", ""))
 
 
-class JsonFormatter(logging.Formatter):
-    """One object a record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Times in UTC with milliseconds."""
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        tree: dict[str, object] = {
-            "time": f"{at}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        tree |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
-        if record.exc_info:
-            tree["exception"] = self.formatException(record.exc_info)
-        return json.dumps(tree, default=str)
+@contextmanager
+def about_job(namespace: str, name: str) -> Iterator[None]:
+    """Lines of this task, and of those that it starts, are about this job."""
+    token = _job.set((namespace, name))
+    try:
+        yield
+    finally:
+        _job.reset(token)
 
 
 def configure(level: str, *, as_json: bool) -> None:
@@ -35,9 +33,21 @@ def configure(level: str, *, as_json: bool) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ValueError(f"log.level is {level!r}; expected debug, info, warning or error")
-    handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if as_json else plain)
-    logging.basicConfig(level=number, handlers=[handler], force=True)
-    for chatty in _CHATTY:
-        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
+    mask = Masks()
+    formatter = JsonLines(_context, mask) if as_json else _Text(mask)
+    configure_lines(formatter, number, _CHATTY)
+
+
+class _Text(TextLines):
+    """A person reads of many jobs in one log: the job stands before the message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        namespace, name = _job.get()
+        if name:
+            record.message = f"{namespace}/{name}: {record.message}"
+        return super().formatMessage(record)
+
+
+def _context() -> Mapping[str, object]:
+    namespace, name = _job.get()
+    return {"namespace": namespace, "job": name} if name else {}

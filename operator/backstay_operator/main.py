@@ -58,10 +58,14 @@ def main() -> None:
     try:
         config = _load(os.environ.get(ENV_CONFIG) or DEFAULT_PATH)
         configure(config.log_level, as_json=config.log_json)
+    except (BackstayError, ValueError) as error:  # in which form logs are wanted is not known yet
+        print(f"backstay operator: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_SETTINGS) from error
+    try:
         load_credentials(os.environ.get(ENV_KUBECONFIG, ""))
         _run(config, _self(os.environ))
     except (BackstayError, ValueError, OSError) as error:
-        print(f"backstay operator: {error}", file=sys.stderr)
+        log.critical("%s", error)
         raise SystemExit(EXIT_SETTINGS) from error
 
 

@@ -18,6 +18,8 @@ class SidecarSettings:
     """Termination grace of a pod: long enough for one common save and its flush."""
     pull_policy: str = ""
     """imagePullPolicy; empty: Kubernetes' default for the image's tag."""
+    log_format: str = "json"
+    """Of its log: json or text; as the operator's own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ ENV_S3_SECRET_KEY = "BACKSTAY_S3_SECRET_KEY"
 ENV_S3_SESSION_TOKEN = "BACKSTAY_S3_SESSION_TOKEN"
 ENV_S3_AMBIENT = "BACKSTAY_S3_AMBIENT"  # "1": no keys; the place gives them where the sidecar runs
 ENV_S3_CA_FILE = "BACKSTAY_S3_CA_FILE"  # whom to trust beside the public authorities, PEM
+ENV_LOG_FORMAT = "BACKSTAY_LOG_FORMAT"  # sidecar: "json" (one object a line) or "text"
 ENV_FAULTS = "BACKSTAY_FAULTS"  # fault points, see faults.py
 ENV_EXIT_WITH_PARENT = "BACKSTAY_EXIT_WITH_PARENT"  # "1": a rank leaves when its parent is gone
 

@@ -87,6 +87,8 @@ class Agent:
         self.reply: ProgressReply | None = None
         """The leader's last word that counted when it came."""
         self._word = LeaderWord()
+        self._step = 0
+        """The greatest of this pod's ranks, when it was last told to the leader."""
         self._suspected: set[tuple[CheckpointId, int, str, int]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._refill_cancel = threading.Event()
@@ -469,12 +471,18 @@ class Agent:
         self._moved.set()
         self.progress.changed()
 
+    def where(self) -> tuple[int, int]:
+        """(attempt, step) that this pod has come to; 0: none. From any thread, for the logs."""
+        return self.member.attempt, self._step
+
     def _progress_request(self, seen_version: int, wait_seconds: float) -> ProgressRequest:
+        ranks = self.control.progress()
+        self._step = max((rank.step for rank in ranks), default=0)
         return ProgressRequest(
             replica=self.replica,
             generation=self.settings.pod.generation,
             attempt=self.member.attempt,
-            ranks=self.control.progress(),
+            ranks=ranks,
             published=self.replicator.published,
             inventory=self.replicator.here.inventory,
             uploaded=self.replicator.uploaded,

@@ -7,15 +7,17 @@ be called from any thread. The newest events are kept for those who connect late
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from backstay_protocol import codec
 from backstay_protocol.clock import Clock
+from backstay_protocol.ids import CheckpointId
 
 KEPT_EVENTS = 512
 QUEUED_EVENTS = 512  # a listener that is further behind misses events, and is told so
@@ -61,9 +63,19 @@ class Events:
             event = Event(self._number, self._clock.time(), kind, fields)
             self._kept.append(event)
             listeners = tuple(self._listeners)
-        log.info("%s%s", kind, "".join(f" {k}={_short(v)}" for k, v in fields.items()))
+        self._log(event)
         for listener in listeners:
             listener.put(event)
+
+    def _log(self, event: Event) -> None:
+        words = "".join(f" {name}={_short(value)}" for name, value in event.fields.items())
+        told = {name: _short_plain(value) for name, value in event.fields.items()}
+        log.info(
+            "%s%s",
+            event.kind,
+            words,
+            extra={"event": event.kind, "fields": told, **_about(event.fields)},
+        )
 
     async def listen(self, after: int | None = None) -> AsyncGenerator[Event, None]:
         """Events as they happen; with `after`, first those kept since that number."""
@@ -102,7 +114,24 @@ class _Listener:
         self.queue.put_nowait(event)
 
 
+def _about(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Rank, attempt and step that an event is about, for its line in the log."""
+    found = {name: fields[name] for name in ("rank", "attempt", "step") if name in fields}
+    with contextlib.suppress(ValueError):
+        checkpoint = CheckpointId.parse(str(fields.get("checkpoint")))
+        found |= {"attempt": checkpoint.attempt, "step": checkpoint.step}
+    return {name: value for name, value in found.items() if isinstance(value, int)}
+
+
+def _short_plain(value: Any) -> Any:
+    plain = codec.to_plain(value)
+    return plain if isinstance(plain, (int, float, bool)) or plain is None else _cut(str(plain))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
 def _short(value: Any) -> str:
-    text = str(value)
-    text = text if len(text) <= 300 else f"{text[:297]}..."
+    text = _cut(str(value))
     return repr(text) if " " in text or not text else text

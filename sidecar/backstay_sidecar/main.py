@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -24,10 +23,12 @@ from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.files import make_folder, open_shared
 from backstay_protocol.layout import MemoryLayout
+from backstay_protocol.names import ENV_LOG_FORMAT
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.app import applications
 from backstay_sidecar.auth import Application
 from backstay_sidecar.errors import SettingsError
+from backstay_sidecar.logs import Logs
 from backstay_sidecar.settings import Settings, read_settings
 from backstay_sidecar.zerocopy import ZeroCopyProtocol
 
@@ -46,14 +47,16 @@ log = logging.getLogger("backstay.main")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until told to stop, then exit the process."""
+    logs = Logs(os.environ.get(ENV_LOG_FORMAT, ""))
     try:
         settings = read_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
     except SettingsError as error:
-        print(f"backstay agent: {error}", file=sys.stderr)
+        _refuse(error, logs)
         raise SystemExit(EXIT_SETTINGS) from error
-    _configure_logging(settings.replica)
+    topology = settings.topology
+    logs.belong_to(topology.namespace, topology.job, settings.replica, settings.secrets)
     try:
-        asyncio.run(serve(settings))
+        asyncio.run(serve(settings, logs))
     except SettingsError as error:
         log.error("%s", error)
         raise SystemExit(EXIT_SETTINGS) from error
@@ -63,12 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os._exit(0)
 
 
-async def serve(settings: Settings) -> None:
+def _refuse(error: SettingsError, logs: Logs) -> None:
+    """A person reads it in a terminal, or a collector of logs does."""
+    if logs.as_json:
+        log.error("%s", error)
+    else:
+        print(f"backstay agent: {error}", file=sys.stderr)
+
+
+async def serve(settings: Settings, logs: Logs) -> None:
     """Open the listeners, work, and stop in order. Raises SettingsError."""
     layout = MemoryLayout(settings.volume)
     stop = _Stop(settings.exit_with_parent)
     with _own_volume(layout), contextlib.ExitStack() as sockets:
         agent = Agent(settings, SYSTEM_CLOCK)
+        logs.follow(agent.where)
         apps = applications(agent)
         unix = sockets.enter_context(_unix_socket(layout.socket))
         api = sockets.enter_context(_tcp_socket(settings.listen_host, settings.api_port))
@@ -284,17 +296,3 @@ def _tcp_socket(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
     finally:
         listener.close()
-
-
-def _configure_logging(replica: int) -> None:
-    """One line an event on stderr, in UTC."""
-    handler = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter(
-        f"%(asctime)s.%(msecs)03dZ %(levelname)-7s replica-{replica} %(name)s: %(message)s",
-        "%Y-%m-%dT%H:%M:%S",
-    )
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for chatty in ("uvicorn", "uvicorn.error", "httpx", "httpcore", "urllib3"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from backstay_protocol.errors import ProtocolError
+from backstay_protocol.loglines import FORMATS
 from backstay_protocol.names import (
     ENV_EXIT_WITH_PARENT,
+    ENV_LOG_FORMAT,
     ENV_NODE,
     ENV_POD,
     ENV_POD_IP,
@@ -104,6 +106,12 @@ class Settings:
         return self.pod.replica
 
     @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no log may show."""
+        keys = self.credentials
+        return (*self.tokens, *((keys.secret_key, keys.session_token) if keys else ()))
+
+    @property
     def is_leader(self) -> bool:
         """The sidecar of replica 0 leads."""
         return self.pod.replica == 0
@@ -145,6 +153,9 @@ def parser() -> argparse.ArgumentParser:
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Arguments win over the environment. Raises SettingsError in words for people."""
     given = parser().parse_args(arguments)
+    form = environment.get(ENV_LOG_FORMAT, "")
+    if form and form not in FORMATS:
+        raise SettingsError(f"{ENV_LOG_FORMAT} is {form!r}; expected {' or '.join(FORMATS)}")
     topology_path = given.topology or environment.get(ENV_TOPOLOGY, "")
     volume = given.volume or environment.get(ENV_VOLUME, "")
     if not topology_path:

@@ -33,7 +33,7 @@ from backstay_protocol.names import (
     URL_STATUS,
 )
 from support.previous_build import NAMES, NoHistory, unpack
-from support.s3 import S3Server, s3_server  # noqa: F401
+from support.s3 import S3Server
 from support.sidecar import TOKEN, SidecarJob, random_bytes
 from support.training_job import TrainingJob, assert_equal, every_tier
 
@@ -116,7 +116,7 @@ def minor_of_rank(job: TrainingJob, rank: int) -> int:
 def test_what_one_build_kept_the_other_goes_on_from_and_back_again(
     tmp_path: Path,
     previous: str,
-    s3_server: S3Server,  # noqa: F811
+    s3_server: S3Server,
     undisturbed: list[dict[str, torch.Tensor]],
     first_is_old: bool,
 ) -> None:

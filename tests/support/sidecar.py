@@ -194,7 +194,7 @@ class SidecarJob:
             *("--volume", self.memory(replica).root, *arguments),
         ]
         with log.open("ab") as stderr:
-            popen = subprocess.Popen(command, env=environment, stderr=stderr)
+            popen = subprocess.Popen(command, env=environment, stdout=stderr, stderr=stderr)
         self._processes[replica] = _Process(popen, log)
         if wait:
             self.wait_for(lambda: self._answers(replica), f"sidecar {replica} to answer")

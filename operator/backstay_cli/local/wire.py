@@ -22,6 +22,7 @@ from backstay_operator.settings import SidecarSettings
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
 from backstay_protocol.files import write_atomically
+from backstay_protocol.loglines import TEXT
 from backstay_protocol.names import ENV_S3_CA_FILE, PORT_API
 from backstay_protocol.topology import PodIdentity, read_pod
 
@@ -60,7 +61,8 @@ class Wires:
             s3_ca_file=_ca_file(job),
             token_secret=_SECRET,
             sidecar=SidecarSettings(
-                grace_seconds=_PRESTOP_MARGIN_SECONDS + max(1, round(grace_seconds))
+                log_format=TEXT,
+                grace_seconds=_PRESTOP_MARGIN_SECONDS + max(1, round(grace_seconds)),
             ),
             trainer_env={"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"},
         )

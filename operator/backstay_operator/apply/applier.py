@@ -251,9 +251,8 @@ class Applier:
         self, job: TrainingJob, action: CreatePod, wiring: Wiring
     ) -> Trouble | None:
         body = build_cluster_pod(job, action.identity, wiring, near_node=action.near_node)
-        log.info(
-            "create pod %s: %s", body["metadata"]["name"], action.why, extra=_labels(job, action)
-        )
+        about = {"replica": action.identity.replica}
+        log.info("create pod %s: %s", body["metadata"]["name"], action.why, extra=about)
         return await self._create(job, body, wiring.uid)
 
     async def _create_flush_pod(
@@ -283,7 +282,7 @@ class Applier:
         if found is None:
             return
         uid = found["metadata"]["uid"]
-        log.info("delete pod %s: %s", name, action.why, extra=_labels(job, action))
+        log.info("delete pod %s: %s", name, action.why, extra={"replica": action.replica})
         if action.graceful:
             await self._cluster.delete(POD, job.namespace, name, uid=uid)
             return
@@ -311,7 +310,7 @@ class Applier:
             )
 
     async def _delete_job(self, job: TrainingJob, action: DeleteJob, memory: JobMemory) -> None:
-        log.info("delete the job: %s", action.why, extra={"job": f"{job.namespace}/{job.name}"})
+        log.info("delete the job: %s", action.why)
         await self._cluster.delete(TRAINING_JOB, job.namespace, job.name, uid=memory.uid)
 
 
@@ -342,8 +341,3 @@ def _leader_pod(job: TrainingJob, record: JobRecord, pods: Sequence[Tree]) -> Tr
 def _is_owned(tree: Tree, uid: str) -> bool:
     owners = tree["metadata"].get("ownerReferences") or []
     return any(owner.get("uid") == uid for owner in owners)
-
-
-def _labels(job: TrainingJob, action: CreatePod | DeletePod) -> dict[str, Any]:
-    replica = action.identity.replica if isinstance(action, CreatePod) else action.replica
-    return {"job": f"{job.namespace}/{job.name}", "replica": replica}

@@ -15,6 +15,7 @@ from backstay_operator.errors import ClusterError, Conflict
 from backstay_operator.handlers.queue import Key, WorkQueue
 from backstay_operator.handlers.reconcile import Reconciler
 from backstay_operator.handlers.watchdog import Watchdog
+from backstay_operator.logs import about_job
 from backstay_operator.metrics import Metrics
 from backstay_operator.persisted import parse_record
 from backstay_protocol.clock import Clock
@@ -77,33 +78,32 @@ class Workers:
             key = await self._queue.get()
             self._metrics.depth.set(len(self._queue))
             try:
-                with self._metrics.passes.time():
+                with self._metrics.passes.time(), about_job(*key):
                     await self._pass(key)
             finally:
                 self._queue.done(key)
 
     async def _pass(self, key: Key) -> None:
-        extra = {"job": "/".join(key)}
         try:
             again = await self._reconciler.look(key)
         except Conflict:
             self._queue.add(key, random.uniform(0.2, 0.6))  # somebody was faster: look again
         except ClusterError as error:
-            self._failed(key, str(error), extra)
+            self._failed(key, str(error))
         except BackstayError as error:
-            self._failed(key, f"can't be carried out: {error}", extra)
+            self._failed(key, f"can't be carried out: {error}")
         except Exception:  # one job's surprise must not end the work on the others
-            log.exception("a pass failed", extra=extra)
-            self._failed(key, "by our own fault, see the log above", extra)
+            log.exception("a pass failed")
+            self._failed(key, "by our own fault, see the log above")
         else:
             self._queue.succeeded(key)
             if again is not None:
                 self._queue.add(key, again)
 
-    def _failed(self, key: Key, words: str, extra: dict[str, str]) -> None:
+    def _failed(self, key: Key, words: str) -> None:
         self._metrics.errors.inc()
         wait = self._queue.retry(key)
-        log.warning("%s; again in %.1f s", words, wait, extra=extra)
+        log.warning("%s; again in %.1f s", words, wait)
 
     async def _resync(self) -> None:
         while True:

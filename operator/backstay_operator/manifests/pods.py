@@ -32,6 +32,7 @@ from backstay_operator.manifests.wiring import (
 )
 from backstay_protocol import codec
 from backstay_protocol.names import (
+    ENV_LOG_FORMAT,
     ENV_POD,
     ENV_REPLICA,
     ENV_S3_ACCESS_KEY,
@@ -189,6 +190,7 @@ def _sidecar_env(job: TrainingJob, identity: PodIdentity, wiring: Wiring) -> lis
         {"name": ENV_VOLUME, "value": MEMORY_MOUNT},
         {"name": ENV_TOPOLOGY, "value": f"{CONFIG_MOUNT}/{TOPOLOGY_FILE}"},
         {"name": ENV_POD, "value": f"{CONFIG_MOUNT}/{POD_FILE}"},
+        {"name": ENV_LOG_FORMAT, "value": wiring.sidecar.log_format},
         _from_secret(ENV_TOKEN, wiring.token_secret or f"{job.name}-backstay", "token"),
     ]
     remote = job.spec.checkpoint.remote

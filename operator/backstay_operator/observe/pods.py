@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,7 +114,15 @@ def last_words(tree: Tree, name: str) -> str:
     if ended.get("reason") == "OOMKilled":
         return f"{name} was OOMKilled: it used more memory than its limit{_limit(tree, name)}"
     words = f"{name} ended with exit code {ended.get('exitCode')}"
-    return f"{words}: {lines[-1][-_WORDS:]}" if lines else words
+    return f"{words}: {_message(lines[-1])[-_WORDS:]}" if lines else words
+
+
+def _message(line: str) -> str:
+    """Of a line of log; where it is JSON, its message."""
+    try:
+        return str(json.loads(line)["message"])
+    except (ValueError, KeyError, TypeError):
+        return line
 
 
 def kept_of(tree: Tree) -> LastWord | None:

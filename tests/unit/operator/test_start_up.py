@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -17,7 +17,6 @@ from backstay_operator.config import read_config
 from backstay_operator.errors import AlreadyThere, ConfigError, Conflict, Refused, Unreachable
 from backstay_operator.health import HttpThread, health_routes, metrics_routes
 from backstay_operator.kube import TokenBucket, _as_ours, _path
-from backstay_operator.logs import JsonFormatter
 from backstay_operator.main import _check_crd, _left_alone, _prepare
 from backstay_operator.metrics import Metrics
 from support.fake_api import FakeClock, FakeCluster
@@ -47,6 +46,7 @@ def test_the_settings_file_is_read_whole() -> None:
     assert not config.lease.enabled
     assert (config.metrics_port, config.health_port) == (1, 2)
     assert not config.log_json
+    assert config.sidecar.log_format == "text"
 
 
 def test_everything_but_the_sidecars_image_has_a_default() -> None:
@@ -62,6 +62,7 @@ def test_everything_but_the_sidecars_image_has_a_default() -> None:
         ({"sidecar": {}}, "sidecar.image is missing"),
         ({"colour": "red"}, "unknown key colour"),
         ({"log": {"colour": "red"}}, "unknown key log.colour"),
+        ({"log": {"format": "xml"}}, "log.format is 'xml'; expected json or text"),
         ({"nodeLostSeconds": "soon"}, "nodeLostSeconds is 'soon'; expected a number"),
         ({"nodeLostSeconds": -1}, "expected a number"),
         ({"namespaces": "a"}, "expected a list"),
@@ -77,18 +78,47 @@ def test_a_wrong_setting_is_named(change: dict[str, Any], word: str) -> None:
     assert word in str(error.value)
 
 
-def test_logs_are_one_object_a_line() -> None:
-    try:
-        raise ValueError("boom")
-    except ValueError:
-        info = sys.exc_info()
-    record = logging.LogRecord("backstay.x", logging.WARNING, "f", 1, "a %s", ("b",), info)
-    record.job, record.replica = "team/gpt", 3
-    tree = json.loads(JsonFormatter().format(record))
-    assert tree["message"] == "a b"
-    assert (tree["level"], tree["job"], tree["replica"]) == ("warning", "team/gpt", 3)
-    assert "ValueError: boom" in tree["exception"]
-    assert tree["time"].endswith("Z")
+SPEAK = """
+import logging, sys, threading, warnings
+from backstay_operator.logs import about_job, configure
+
+configure("info", as_json=sys.argv[1] == "json")
+logging.getLogger("backstay.main").info("starts")
+with about_job("team", "gpt"):
+    logging.getLogger("backstay.work").warning("again", extra={"replica": 3})
+    logging.getLogger("kopf.objects").warning("a handler failed")
+    logging.getLogger("kopf.objects").info("not worth a line")
+warnings.warn("old")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise ValueError("boom")
+"""
+
+
+def spoken(form: str) -> list[str]:
+    """What a process says to stdout and stderr that logs as the operator does."""
+    command = [sys.executable, "-c", SPEAK, form]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 1
+    return done.stdout.splitlines()
+
+
+def test_every_line_is_one_object_with_the_job_that_it_is_about() -> None:
+    first, again, kopf, warning, thread, last = map(json.loads, spoken("json"))
+    assert (first["message"], first["level"], "job" in first) == ("starts", "info", False)
+    assert (again["namespace"], again["job"], again["replica"]) == ("team", "gpt", 3)
+    assert (kopf["logger"], kopf["job"]) == ("kopf.objects", "gpt")
+    assert "UserWarning: old" in warning["message"]
+    assert "ZeroDivisionError" in thread["exception"]
+    assert "ValueError: boom" in last["exception"]
+    assert all(line["time"].endswith("Z") for line in (first, last))
+
+
+def test_people_read_the_job_before_the_message() -> None:
+    assert any("backstay.work: team/gpt: again" in line for line in spoken("text"))
 
 
 def get(port: int, path: str) -> tuple[int, str]:
