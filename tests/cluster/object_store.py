@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from minio import Minio
 
 from cluster.kube import Kube, Object
+from cluster.machine import Cluster
 from support.s3 import ACCESS_KEY, REGION, SECRET_KEY, S3Server
 
 NAMESPACE = "backstay-store"
@@ -46,6 +47,19 @@ class Store:
         """A stock client on this machine, through a port-forward that lasts for the block."""
         with self.kube.port_forward(self.namespace, f"pod/{NAME}", PORT) as port:
             yield S3Server(f"http://127.0.0.1:{port}", pid=0).client()
+
+    @contextmanager
+    def paused(self, cluster: Cluster) -> Iterator[None]:
+        """Within the block the server takes connections and answers nothing: it hangs."""
+        pod = self.kube.get("pod", NAME, self.namespace)
+        assert pod is not None
+        node = pod["spec"]["nodeName"]
+        number = 0 if node == "control" else int(node.removeprefix("node-"))
+        try:
+            cluster.node_exec(number, "pkill", "-STOP", "-x", "weed")
+            yield
+        finally:
+            cluster.node_exec(number, "pkill", "-CONT", "-x", "weed")
 
     def make_bucket(self, name: str) -> str:
         """A further bucket."""

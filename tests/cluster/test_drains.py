@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from cluster.installed_chart import Chart
-from cluster.training import RECOVER_SECONDS, Job
+from cluster.kube import is_true
+from cluster.training import RECOVER_SECONDS, START_SECONDS, Job, counting
 
 DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={RECOVER_SECONDS}s")
 
@@ -58,6 +59,32 @@ def test_a_drain_waits_for_a_common_save_and_no_step_of_it_is_lost(
     recovery = status["recoveries"][-1]
     assert recovery["reason"] == "Draining"
     assert "not all was safe" not in " ".join(long_job.events())
+
+
+def test_a_drain_says_so_when_no_common_save_comes_about_in_time(
+    make_job: Callable[..., Job],
+) -> None:
+    slow = counting(1000, seconds_per_step=60, exit_seconds=1)
+    job = make_job("slow", command=slow, replicas=2, drainHoldSeconds=15)
+    job.apply()
+    job.wait("it trains", lambda: is_true(job.tree, "Running"), START_SECONDS)
+    node = job.node(1)
+    job.kube.run("cordon", node)
+    try:
+        job.wait(
+            "it is told",
+            lambda: any("not all was safe within 15 s" in note for note in job.events()),
+            RECOVER_SECONDS,
+        )
+        job.wait(
+            "the pod is on its way out",
+            lambda: any("deletionTimestamp" in pod["metadata"] for pod in job.pods()),
+            60,
+        )
+    finally:
+        job.kube.run("uncordon", node)
+        job.delete()
+    job.wait("its pods are gone", lambda: not job.pods(), 150)
 
 
 _SAFE = re.compile(r"step (\d+) is safe; leaving")

@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 from cluster.installed_chart import Chart
 from cluster.kube import is_true
-from cluster.training import GONE_SECONDS, RECOVER_SECONDS, START_SECONDS, Job, generation_of
+from cluster.machine import Cluster
+from cluster.object_store import Store
+from cluster.training import (
+    GONE_SECONDS,
+    RECOVER_SECONDS,
+    START_SECONDS,
+    Job,
+    counting,
+    generation_of,
+)
 
 
 def test_a_deleted_job_leaves_nothing_but_its_checkpoints_operator_or_not(
@@ -25,6 +34,45 @@ def test_a_deleted_job_leaves_nothing_but_its_checkpoints_operator_or_not(
         job.delete()
         job.wait("nothing of it is left", lambda: not job.objects(), GONE_SECONDS)
     assert job.objects() == []
+
+
+def test_what_the_pods_could_not_bring_out_before_they_ended_other_pods_do(
+    make_job: Callable[..., Job], store: Store, breakable: Cluster
+) -> None:
+    job = make_job("late", command=counting(40, seconds_per_step=0.5, exit_seconds=3))
+    job.apply()
+    job.wait("step 10", lambda: job.status.get("step", 0) >= 10, START_SECONDS)
+    with store.paused(breakable):
+        job.wait("its pods have ended", lambda: _ended(job), RECOVER_SECONDS)
+        assert job.status.get("durableStep", 0) < 40
+        assert not is_true(job.tree, "Succeeded")
+        job.wait("a pod on each node brings it out", lambda: len(_flushing(job)) == 3, 120)
+    job.wait("it succeeds", lambda: is_true(job.tree, "Succeeded"), RECOVER_SECONDS)
+    assert job.status["durableStep"] == 40
+    names = store.names(f"{job.namespace}/late/checkpoints/{40:012d}-")
+    assert any(name.endswith("/commit.json") for name in names)
+    job.wait("those pods are gone", lambda: not _flushing(job), 60)
+    job.delete()
+
+
+def _ended(job: Job) -> bool:
+    """Whether all trainers have ended well."""
+    ends = [
+        (one["state"].get("terminated") or {}).get("exitCode")
+        for pod in job.pods()
+        for one in pod["status"].get("containerStatuses", [])
+        if one["name"] == "trainer"
+    ]
+    return ends == [0, 0, 0]
+
+
+def _flushing(job: Job) -> list[str]:
+    """Pods that only have a sidecar in them."""
+    containers = {
+        pod["metadata"]["name"]: [one["name"] for one in pod["spec"]["containers"]]
+        for pod in job.pods()
+    }
+    return [name for name, found in containers.items() if "trainer" not in found]
 
 
 def test_a_suspended_job_keeps_no_pod_and_goes_on_from_its_last_step(long_job: Job) -> None:

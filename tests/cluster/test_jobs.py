@@ -81,3 +81,18 @@ def test_a_pod_that_is_deleted_comes_back_near_its_disk(long_job: Job, replica: 
     assert status["restarts"] > before["restarts"]
     last_recovery(status, "PodGone", "PodFailed", "ProcessEnded", "ContainerEnded")
     assert "remote" not in status["lastRestore"]["tiers"]
+
+
+def test_a_rank_that_stands_still_is_noticed_and_the_world_begins_again(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job("hangs", hangSeconds=20)
+    job.apply()
+    before = job.wait_training(timeout=START_SECONDS)
+    job.kill_rank(1, "STOP")
+    status = job.wait_training(before["attempt"])
+    assert status["lastRestore"]["step"] >= before["durableStep"]
+    assert "remote" not in status["lastRestore"]["tiers"]
+    last_recovery(status, "Hang", "ProcessEnded", "ContainerEnded", "PodGone")
+    job.delete()
+    job.wait("its pods are gone", lambda: not job.pods(), RECOVER_SECONDS)

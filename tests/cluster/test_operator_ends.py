@@ -59,6 +59,32 @@ def test_an_upgrade_of_the_chart_restarts_no_pod_of_a_job(long_job: Job, chart: 
     assert long_job.status["attempt"] == before["attempt"]
 
 
+def test_taken_away_and_installed_again_the_operator_finds_its_jobs_as_they_were(
+    long_job: Job, chart: Chart
+) -> None:
+    before, pods = long_job.status, _lives(long_job)
+    chart.helm("uninstall", chart.release, "--wait")
+    try:
+        assert chart.operators() == []
+        long_job.wait(
+            "saves go on without an operator",
+            lambda: _durable(long_job) > before["durableStep"] + 100,
+            RECOVER_SECONDS,
+        )
+        assert _lives(long_job) == pods
+    finally:
+        chart.upgrade()
+    long_job.wait_durable(_durable(long_job))
+    assert _lives(long_job) == pods
+    assert long_job.status["attempt"] == before["attempt"]
+
+
+def _durable(job: Job) -> int:
+    """The newest durable step, by the leader's own word."""
+    newest = job.told("/v1/job")["newest_durable"]
+    return int(newest["step"]) if newest else 0
+
+
 def _next(job: Job, old: str) -> Object | None:
     """The pod that came after `old` for replica 1."""
     found = [pod for pod in job.pods() if replica_of(pod) == 1]

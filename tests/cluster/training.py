@@ -123,12 +123,25 @@ class Job:
         with self.kube.port_forward(self.namespace, pod, port) as local:
             yield f"http://127.0.0.1:{local}"
 
+    def told(self, path: str) -> Object:
+        """What the leader answers; AssertionError when it does not."""
+        try:
+            with self.port(0, PORT_API) as base:
+                code, body = ask(f"{base}{path}", self.token())
+        except OSError as error:
+            raise AssertionError(f"the leader does not answer: {error}") from error
+        assert code == 200, body
+        found: Object = json.loads(body)
+        return found
+
     def checkpoints(self) -> list[Object]:
         """All that the leader knows of."""
-        with self.port(0, PORT_API) as base:
-            code, body = ask(f"{base}/v1/checkpoints", self.token())
-        assert code == 200, body
-        return list(json.loads(body)["checkpoints"])
+        return list(self.told("/v1/checkpoints")["checkpoints"])
+
+    def running_attempt(self) -> int:
+        """The one that trains, by the leader's own word: the operator may be dead. 0: none does."""
+        view = self.told("/v1/job")
+        return int(view["attempt"]) if view["phase"] == "Training" else 0
 
     # --- waiting ----------------------------------------------------------------------------
 
@@ -160,12 +173,12 @@ class Job:
 
     # --- hurting ----------------------------------------------------------------------------
 
-    def kill_rank(self, replica: int) -> None:
-        """SIGKILL to the rank's process, which is torchrun's child."""
+    def kill_rank(self, replica: int, signal: str = "KILL") -> None:
+        """A signal to the rank's process, which is torchrun's child."""
         self.kube.exec(
             self.namespace, self.pod_name(replica), "sh", "-c",
             "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | "
-            "grep -q '[-]u -m examples' && kill -9 ${p#/proc/}; done; true",
+            f"grep -q '[-]u -m examples' && kill -{signal} ${{p#/proc/}}; done; true",
             container="trainer",
         )  # fmt: skip
 
@@ -210,21 +223,45 @@ def ask(url: str, token: str = "", method: str = "GET") -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def char_gpt(num_steps: int) -> list[str]:
+    """The command that trains a small char_gpt, about twenty steps a second."""
+    return ["torchrun", "-m", "examples.char_gpt.train", f"--num-steps={num_steps}", *SMALL]
+
+
+def counting(num_steps: int, seconds_per_step: float, exit_seconds: float) -> list[str]:
+    """A command that only counts its steps; `exit_seconds`: how long it waits for its last save."""
+    script = f"""
+import time, torch, torch.distributed as dist, backstay
+state = {{"count": torch.zeros(1000)}}
+with backstay.Checkpointer(state, exit_timeout_seconds={exit_seconds}) as checkpointer:
+    first = checkpointer.restore().step
+    dist.init_process_group("gloo")
+    for step in range(first, {num_steps}):
+        time.sleep({seconds_per_step})
+        dist.barrier()
+        state["count"] += 1
+        checkpointer.step(step + 1)
+    assert int(state["count"][0]) == {num_steps}
+"""
+    return ["torchrun", "--no-python", "python3", "-u", "-c", script]
+
+
 def manifest(
-    name: str, image: str, store: Store, torch: str, num_steps: int = ENDLESS, **spec: Any
+    name: str,
+    image: str,
+    store: Store,
+    torch: str,
+    *,
+    num_steps: int = ENDLESS,
+    command: list[str] | None = None,
+    **spec: Any,
 ) -> Object:
-    """A job of three replicas that trains the small char_gpt; `spec`: more fields, or others."""
+    """A job of three replicas that trains, by default char_gpt; `spec`: more fields, or others."""
     trainer = {
         "name": "trainer",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": [
-            "torchrun",
-            "-m",
-            "examples.char_gpt.train",
-            f"--num-steps={num_steps}",
-            *SMALL,
-        ],
+        "command": command or char_gpt(num_steps),
         "volumeMounts": [{"name": "torch", "mountPath": torch, "readOnly": True}],
         "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
     }
