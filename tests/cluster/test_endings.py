@@ -23,12 +23,12 @@ def test_a_deleted_job_leaves_nothing_but_its_checkpoints_operator_or_not(
 ) -> None:
     job = make_job("gone")
     job.apply()
-    job.wait_training(timeout=START_SECONDS)
+    before = job.wait_training(timeout=START_SECONDS)
     job.delete()
     job.wait("nothing of it is left", lambda: not job.objects(), GONE_SECONDS)
 
     job.apply()
-    status = job.wait_training(timeout=START_SECONDS)
+    status = job.wait_training(before["attempt"], timeout=START_SECONDS)
     assert status["lastRestore"]["step"] > 0, "the same name is the same run"
     with chart.stopped():
         job.delete()
