@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -141,3 +142,11 @@ def push(image: Image, registry: str) -> Image:
     target = f"docker://{copy.reference}"
     subprocess.run(["buildah", "push", image.reference, target], check=True, capture_output=True)
     return copy
+
+
+def load(image: Image, command: str) -> None:
+    """Put an image onto the nodes of a cluster that is not ours, by the command for that."""
+    words = [word.format(archive=image.archive) for word in shlex.split(command)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=BUILD_SECONDS)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(words)} failed:\n{(done.stdout + done.stderr)[-4000:]}")

@@ -50,8 +50,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _why_not() -> str:
     if os.environ.get(machine.ENV_KUBECONFIG):
-        registry = os.environ.get(machine.ENV_REGISTRY)
-        return "" if registry else f"{machine.ENV_REGISTRY} must say where images can be pushed"
+        if os.environ.get(machine.ENV_REGISTRY) or os.environ.get(machine.ENV_LOAD):
+            return ""
+        return (
+            f"{machine.ENV_REGISTRY} must say where images can be pushed to, or {machine.ENV_LOAD} "
+            "which command puts an archive on the nodes (docs/cluster-tests.md)"
+        )
     return debian.unfit()
 
 
@@ -59,10 +63,14 @@ def _why_not() -> str:
 def images() -> dict[str, Image]:
     """The images by name, built unless they are cached; pushed where the cluster is not ours."""
     registry = os.environ.get(machine.ENV_REGISTRY, "")
+    command = os.environ.get(machine.ENV_LOAD, "")
     machine.build_programs()
     built = built_images.build_all()
     if registry:
-        built = {name: built_images.push(image, registry) for name, image in built.items()}
+        return {name: built_images.push(image, registry) for name, image in built.items()}
+    if command:
+        for image in built.values():
+            built_images.load(image, command)
     return built
 
 
