@@ -67,11 +67,21 @@ def images() -> dict[str, Image]:
     machine.build_programs()
     built = built_images.build_all()
     if registry:
-        return {name: built_images.push(image, registry) for name, image in built.items()}
-    if command:
+        built = {name: built_images.push(image, registry) for name, image in built.items()}
+    elif command:
         for image in built.values():
             built_images.load(image, command)
-    return built
+    return built | _trainer_with_torch()
+
+
+def _trainer_with_torch() -> dict[str, Image]:
+    """The trainer's image that was given, because the cluster's nodes have no torch to mount."""
+    reference = os.environ.get(machine.ENV_TRAINER)
+    if not reference:
+        return {}
+    path, _, tag = reference.rpartition(":")
+    registry, _, name = path.rpartition("/")
+    return {"backstay-example-trainer": Image(registry, name, tag, Path())}
 
 
 @pytest.fixture(scope="session")
@@ -109,9 +119,17 @@ def breakable(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def torch_folder(cluster: Cluster) -> str:
-    """Where every node shows the packages of this interpreter, torch among them."""
+    """Where every node shows the packages of this interpreter, torch among them; '': in the image.
+
+    Skips where torch is in neither.
+    """
+    if os.environ.get(machine.ENV_TRAINER):
+        return ""
     if not cluster.name or not machine.site_packages():
-        pytest.skip("torch comes from this interpreter: Python 3.11 with torch, on our own cluster")
+        pytest.skip(
+            "torch comes from this interpreter (Python 3.11 with torch, on our own cluster), or "
+            f"from the trainer's image that {machine.ENV_TRAINER} names"
+        )
     return machine.TORCH_FOLDER
 
 

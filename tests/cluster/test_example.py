@@ -10,7 +10,7 @@ import yaml
 from cluster.built_images import ROOT, Image
 from cluster.kube import is_true
 from cluster.object_store import Store
-from cluster.training import RECOVER_SECONDS, SECRET, START_SECONDS, Job
+from cluster.training import RECOVER_SECONDS, SECRET, START_SECONDS, Job, mount_torch
 
 EXAMPLE = ROOT / "examples/char_gpt/trainingjob.yaml"
 COLUMNS = ["NAME", "READY", "STEP", "DURABLE", "AGE", "RESTARTS", "REASON"]
@@ -26,9 +26,8 @@ def test_the_example_trains_to_its_end_and_get_shows_how_far_it_is(
     trainer["image"] = images["backstay-example-trainer"].reference
     remote = tree["spec"]["checkpoint"]["remote"]
     remote |= {"endpoint": store.endpoint, "bucket": store.bucket, "credentialsSecret": SECRET}
-    # This image is built without torch, and the machine is small.
-    pod["volumes"] = [{"name": "torch", "hostPath": {"path": torch_folder}}]
-    trainer["volumeMounts"] = [{"name": "torch", "mountPath": torch_folder, "readOnly": True}]
+    if torch_folder:  # the image is built without torch
+        mount_torch(pod, torch_folder)
     trainer["resources"]["requests"] = {"cpu": "100m", "memory": "1Gi"}
     trainer["command"][-1] = "--num-steps=160"
 

@@ -256,21 +256,24 @@ def manifest(
     command: list[str] | None = None,
     **spec: Any,
 ) -> Object:
-    """A job of three replicas that trains, by default char_gpt; `spec`: more fields, or others."""
+    """A job of three replicas that trains, by default char_gpt.
+
+    `torch`: folder of the nodes that has it; empty: the image has. `spec`: more fields, or others.
+    """
     trainer = {
         "name": "trainer",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": command or char_gpt(num_steps),
-        "volumeMounts": [{"name": "torch", "mountPath": torch, "readOnly": True}],
         "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
     }
     template = {
         "securityContext": {"runAsUser": 0},
         "affinity": {"podAntiAffinity": _apart(name)},
-        "volumes": [{"name": "torch", "hostPath": {"path": torch}}],
         "containers": [trainer],
     }
+    if torch:
+        mount_torch(template, torch)
     return {
         "apiVersion": "backstay.dev/v1alpha1",
         "kind": "TrainingJob",
@@ -292,6 +295,13 @@ def manifest(
             **spec,
         },
     }
+
+
+def mount_torch(template: Object, folder: str) -> None:
+    """Show the nodes' packages to the trainer of a pod template."""
+    template["volumes"] = [{"name": "torch", "hostPath": {"path": folder}}]
+    mount = {"name": "torch", "mountPath": folder, "readOnly": True}
+    template["containers"][0]["volumeMounts"] = [mount]
 
 
 def _apart(name: str) -> Object:
