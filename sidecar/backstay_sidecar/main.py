@@ -21,6 +21,7 @@ import uvicorn
 
 from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.errors import BackstayError
 from backstay_protocol.files import make_folder, open_shared
 from backstay_protocol.layout import MemoryLayout
 from backstay_protocol.names import ENV_LOG_FORMAT
@@ -128,8 +129,13 @@ async def _drain(agent: Agent, stop: _Stop) -> None:
 
 
 async def _flush(agent: Agent, stop: _Stop) -> None:
-    """Until nothing is left to bring out; the others may still ask this one for a while."""
-    while not await agent.ending.flushed():  # noqa: ASYNC110 - the leader, elsewhere, is asked
+    """Until nothing is left to bring out; the others may still ask this one for a while.
+
+    The leader that was asked to bring the last checkpoint out is dead: each asks this one again.
+    """
+    while not await agent.ending.flushed():
+        with contextlib.suppress(BackstayError, OSError):
+            await agent.whole_job.flush()
         await asyncio.sleep(FLUSH_SECONDS)
     await asyncio.sleep(3 * FLUSH_SECONDS)
     stop.tell("the last checkpoint is durable")

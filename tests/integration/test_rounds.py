@@ -23,6 +23,7 @@ from backstay_protocol.topology import (
     RemoteTier,
     RestoreOptions,
     Retention,
+    Schedule,
     Tiers,
 )
 from support.round_ranks import RankThread, restore_all
@@ -91,11 +92,14 @@ def opened(
     replicas: int = 2,
     keep_last: int = 2,
     endpoint: str = "",
+    schedule: Schedule | None = None,
 ) -> SidecarJob:
-    """`endpoint`: of a proxy before the store."""
+    """`endpoint`: of a proxy before the store; `schedule`: the remote tier's, by default all."""
     tier = remote.tier(keep_last) if remote else None
     if tier is not None and endpoint:
         tier = dataclasses.replace(tier, endpoint=endpoint)
+    if tier is not None and schedule is not None:
+        tier = dataclasses.replace(tier, schedule=schedule)
     return SidecarJob(
         tmp_path,
         replicas=replicas,
@@ -405,12 +409,13 @@ def behind(tmp_path: Path, remote: Bucket, faults: S3Faults) -> SidecarJob:
     )
 
 
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule(every_steps=1000)], ids=["due", "not"])
 def test_what_dead_pods_left_on_their_disks_is_brought_out_by_sidecars_alone(
-    tmp_path: Path, remote: Bucket
+    tmp_path: Path, remote: Bucket, schedule: Schedule
 ) -> None:
     with (
         S3Faults(remote.server.address) as faults,
-        opened(tmp_path, remote, endpoint=faults.endpoint) as job,
+        opened(tmp_path, remote, endpoint=faults.endpoint, schedule=schedule) as job,
     ):
         start_all(job)
         attempt, _ = begin(job)

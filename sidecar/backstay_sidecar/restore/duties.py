@@ -204,7 +204,10 @@ class Duties:
         safe = max((c.step for c in there), default=0)
         message = f"step {safe} is the newest in {outermost}"
         if not self.census.training(self.attempt):  # nobody can save: what is there shall be safe
-            last = max((c.step for cs in self._word.complete.values() for c in cs), default=0)
+            newest = max((c for cs in self._word.complete.values() for c in cs), default=None)
+            last = newest.step if newest is not None else 0
+            if newest is not None and last > safe:  # whatever the tier's own schedule says
+                self._asked.setdefault(outermost, set()).add(newest)
             heard = self.census.all_heard()  # by a leader that has just started, they are not
             return FlushReply(step=last, durable=heard and safe >= last, message=message)
         if not orders.forced_step and not orders.forced_pending:

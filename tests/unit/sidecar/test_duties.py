@@ -18,6 +18,7 @@ from backstay_protocol.messages import (
     ShardCopy,
     TierState,
 )
+from backstay_protocol.names import REMOTE
 from backstay_protocol.records import AttemptRecord, CommitRecord
 from backstay_protocol.rounds import begin
 from backstay_protocol.topology import (
@@ -420,8 +421,9 @@ def test_a_flush_when_nobody_trains_asks_only_for_what_is_there() -> None:
     last = job.publish(20)
     job.word()
     assert (job.duties.flush().step, job.duties.flush().durable) == (20, False)
+    assert job.word().persist == {REMOTE: (last,)}, "whatever the tier's schedule says"
     job.duties.remote = RemoteKnown(commits={last: commit_of(last)})
-    job.word()
+    assert not job.word().persist
     assert job.duties.flush().durable
 
 
