@@ -52,6 +52,7 @@ def build_status(
         "generations": write_record(plan.record),
     }
     status.setdefault("restarts", 0)
+    status.setdefault("step", 0)
     if view is not None:
         status |= _of_leader(job, view, old, plan.record.first_generation, now)
     elif observed.last_word is not None:
@@ -77,10 +78,11 @@ def _of_leader(
     job: TrainingJob, view: JobView, old: Tree, first_generation: int, now: float
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "step": max(0, view.step),
         "tiers": {tier.tier: _tier(tier, now) for tier in view.tiers},
         "lagging": lagging(view, job.spec.processes_per_replica, now),
     }
+    if view.step > 0:  # a leader that knows of no rank yet, or of none any more, says 0
+        found["step"] = view.step
     if view.attempt:
         found["attempt"] = view.attempt
         found["attemptName"] = attempt_for_people(view.attempt, first_generation)

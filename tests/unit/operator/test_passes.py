@@ -178,6 +178,17 @@ async def test_the_service_goes_with_the_pod_that_is_the_leader_now(world: World
         await world.look()
 
 
+async def test_the_step_stays_while_a_leader_knows_of_no_rank(world: World) -> None:
+    await world.train()
+    step = world.status["step"]
+    assert step > 0
+    view = view_of(world.cluster, attempt=ATTEMPT)
+    world.leaders.view = replace(view, step=0)
+    world.clock.pass_time(60)
+    await world.look()
+    assert world.status["step"] == step
+
+
 async def test_a_job_that_trains_costs_no_write(world: World) -> None:
     await world.train()
     assert world.status["ready"] == "3/3"
