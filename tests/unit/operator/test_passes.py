@@ -20,7 +20,10 @@ from backstay_operator.apply.applier import (
 )
 from backstay_operator.cluster import BUDGET
 from backstay_operator.errors import Conflict, Refused, Unreachable
+from backstay_operator.handlers.queue import WorkQueue
 from backstay_operator.handlers.reconcile import Reconciler, Tools, calm_seconds
+from backstay_operator.handlers.watch import Hints
+from backstay_operator.handlers.workers import Workers
 from backstay_operator.metrics import Metrics
 from backstay_operator.observe.reader import Reader
 from backstay_operator.settings import ClusterSettings, SidecarSettings
@@ -94,6 +97,12 @@ class World:
             clock=clock,
         )
         self.reconciler = Reconciler(tools)
+
+    def hint(self, pod: dict[str, Any]) -> None:
+        """A watch brings it."""
+        queue = WorkQueue(self.clock)
+        workers = Workers(queue, self.reconciler, self.cluster, (), Metrics(), self.clock)
+        Hints(queue, self.reconciler, workers).pod(pod)
 
     async def look(self) -> float | None:
         """One pass; then some time passes."""
@@ -654,7 +663,7 @@ async def test_the_last_save_of_a_suspended_job_is_in_its_status_though_its_pods
     assert await world.look() == 2.0, "soon again, while pods bring out what they saved"
     pod = world.cluster.pod_of(2)
     world.cluster.finish_pod(pod, '{"newest_step": 60, "durable_step": 60}')
-    world.reconciler.heard(KEY, pod)  # as the watch brings it; a LIST comes too late
+    world.hint(pod)  # a LIST comes too late
     world.cluster.run_pods()
     assert await world.look() == 30.0
     assert world.cluster.pods() == []
@@ -668,7 +677,7 @@ async def test_a_pod_of_another_job_of_the_name_has_no_last_word(world: World) -
     pod = world.cluster.pod_of(2)
     world.cluster.finish_pod(pod, '{"newest_step": 90, "durable_step": 90}')
     pod["metadata"]["ownerReferences"][0]["uid"] = "another"
-    world.reconciler.heard(KEY, pod)
+    world.hint(pod)
     del world.cluster.objects["Pod", "team", pod["metadata"]["name"]]
     world.leaders.view = None
     await world.look()
