@@ -7,6 +7,7 @@ tests is set here. Tests of the one long job come last: it would keep the machin
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,6 +26,8 @@ from cluster.object_store import Store
 from cluster.training import SECRET, START_SECONDS, Job, manifest
 
 TEST_SECONDS = 600
+ENV_UNTIL = "BACKSTAY_TEST_UNTIL"
+TIME_IS_UP = "the time that scripts/test gives them is up"
 HERE = Path(__file__).parent
 PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}
 
@@ -42,10 +45,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No test begins after BACKSTAY_TEST_UNTIL (Unix time), which scripts/test sets."""
+    until = float(os.environ.get(ENV_UNTIL) or "inf")
+    if item.path.is_relative_to(HERE) and time.time() > until:
+        pytest.skip(TIME_IS_UP)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The one line, whatever pytest was told to report."""
     if reason := _why_not():
         terminalreporter.write_line(f"all of tests/cluster was skipped: {reason}")
+    skipped = terminalreporter.stats.get("skipped", [])
+    if late := sum(TIME_IS_UP in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(f"{late} of tests/cluster did not run: {TIME_IS_UP}")
 
 
 def _why_not() -> str:

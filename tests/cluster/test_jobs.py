@@ -18,6 +18,7 @@ NEAR = {"memory", "local", "neighbor"}
 """Each rank reads the shards of all: its own pod's from memory, others' where they lie nearest."""
 
 
+@pytest.mark.smoke
 def test_a_job_trains_to_its_end_and_its_last_step_lies_in_the_store(
     make_job: Callable[..., Job], store: Store
 ) -> None:
@@ -70,6 +71,7 @@ def test_training_goes_on_while_a_sidecar_starts_again(long_job: Job) -> None:
     assert long_job.status["attempt"] == before["attempt"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("replica", [2, 0], ids=["a-member", "the-leader"])
 def test_a_pod_that_is_deleted_comes_back_near_its_disk(long_job: Job, replica: int) -> None:
     before, node = long_job.status, long_job.node(replica)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
+
 from cluster.installed_chart import Chart
 from cluster.machine import NODES, Cluster
 from cluster.training import (
@@ -16,6 +18,7 @@ from cluster.training import (
 )
 
 
+@pytest.mark.smoke
 def test_a_node_that_is_lost_costs_no_more_than_its_copies_on_a_neighbour(
     long_job: Job, chart: Chart, breakable: Cluster
 ) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.harness import linux
+from cluster.harness import golang, linux
 
 # A program, or a file, of each package tells whether it is installed.
 PACKAGES = {
@@ -47,8 +47,8 @@ def unfit() -> str:
         linux.hierarchies()
     except (OSError, RuntimeError) as error:
         return f"the cluster tests can't run here: {error}"
-    if not shutil.which("go"):
-        return "the cluster tests build Kubernetes and need go on the path"
+    if reason := golang.unfit():
+        return f"the cluster tests build Kubernetes: {reason}"
     if missing() and not shutil.which("apt-get"):
         return f"the cluster tests need {', '.join(missing())}, and there is no apt-get here"
     return ""

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.harness import layout
+from cluster.harness import golang, layout
 
 KUBERNETES = (
     "kube-apiserver", "kube-controller-manager", "kube-scheduler",
@@ -43,8 +43,16 @@ class Target:
         for path in sorted(self.folder.iterdir()):
             digest.update(path.read_bytes())
         digest.update(f"{self.flags} {list(self.packages)}".encode())
-        go = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=True)
-        return digest.hexdigest() + " " + go.stdout.strip()
+        return f"{digest.hexdigest()} {golang.version()}"
+
+    def stamp(self) -> Path:
+        """The file that keeps the fingerprint of what is built."""
+        return layout.bin_dir() / f".{self.programs[0]}.stamp"
+
+    def up_to_date(self) -> bool:
+        """Whether all of it is built, from these inputs."""
+        made = all((layout.bin_dir() / name).exists() for name in self.programs)
+        return made and self.stamp().exists() and self.stamp().read_text() == self.fingerprint()
 
 
 def _version_flags() -> str:
@@ -86,20 +94,22 @@ def build(only: list[str] | None = None) -> None:
             _build(target)
 
 
+def outdated() -> bool:
+    """Whether `build` would build anything."""
+    return not all(target.up_to_date() for target in targets())
+
+
 def _build(target: Target) -> None:
     folder = layout.bin_dir()
-    fingerprint = target.fingerprint()
-    stamp = folder / f".{target.programs[0]}.stamp"
-    made = all((folder / name).exists() for name in target.programs)
-    if made and stamp.exists() and stamp.read_text() == fingerprint:
+    if target.up_to_date():
         print(f"up to date: {' '.join(target.programs)}", flush=True)
         return
     print(f"building: {' '.join(target.programs)}", flush=True)
     out = f"{folder}/" if len(target.programs) > 1 else str(folder / target.programs[0])
-    command = ["nice", "go", "build", "-trimpath"]
+    command = ["nice", golang.program(), "build", "-trimpath"]
     command += ["-ldflags", f"-s -w {target.flags}", "-o", out, *target.packages]
     subprocess.run(command, cwd=target.folder, env=os.environ | {"CGO_ENABLED": "0"}, check=True)
-    stamp.write_text(fingerprint)
+    target.stamp().write_text(target.fingerprint())
 
 
 def missing(optional: set[str]) -> list[str]:
