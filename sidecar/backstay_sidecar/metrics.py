@@ -1,7 +1,8 @@
 """Prometheus metrics of one sidecar, served on the health port.
 
 The agent owns one and sets the gauges at each scrape; the replicator counts what moved. It keeps
-its own registry, so that several sidecars can live in one test process.
+its own registry, so that several sidecars can live in one test process. A tier is the only label:
+a thousand pods of eight ranks must not be as many series (GET /v1/job has each rank).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Metrics:
         """`clock` gives ages."""
         self._clock = clock
         self.registry = it = CollectorRegistry()
-        tier, rank = ["tier"], ["rank"]
+        tier = ["tier"]
         self._bytes = Counter("backstay_tier_bytes", "Bytes stored in a tier", tier, registry=it)
         self._seconds = Counter(
             "backstay_tier_transfer_seconds", "Time spent storing them", tier, registry=it
@@ -39,12 +40,14 @@ class Metrics:
         self._age = Gauge(
             "backstay_tier_newest_age_seconds", "Age of that checkpoint", tier, registry=it
         )
-        self._step = Gauge("backstay_step", "Last step reported by the trainer", rank, registry=it)
+        self._step = Gauge("backstay_step", "Step that all ranks of the pod have made", registry=it)
         self._stall = Gauge(
-            "backstay_stall_seconds", "Time that saves have blocked the trainer", rank, registry=it
+            "backstay_stall_seconds", "Time that saves blocked a rank, of the worst", registry=it
         )
-        self._saves = Gauge("backstay_saves", "Saves published by the trainer", rank, registry=it)
-        self._skipped = Gauge("backstay_skipped_saves", "Saves skipped", rank, registry=it)
+        self._saves = Gauge("backstay_saves", "Saves that every rank has published", registry=it)
+        self._skipped = Gauge(
+            "backstay_skipped_saves", "Saves skipped by a rank, of the worst", registry=it
+        )
         self._attempt = Gauge("backstay_attempt", "Attempt that this pod follows", registry=it)
         self._attempts = Counter(
             "backstay_attempts", "Attempts that began while this sidecar ran", registry=it
@@ -78,10 +81,13 @@ class Metrics:
                 self._newest.labels(state.tier).set(state.newest.step)
             if state.newest_time:
                 self._age.labels(state.tier).set(self._clock.time() - state.newest_time)
-        for progress in ranks:
-            rank = str(progress.rank)
-            self._step.labels(rank).set(progress.step)
-            self._stall.labels(rank).set(progress.stall_seconds)
-            self._saves.labels(rank).set(progress.saves)
-            self._skipped.labels(rank).set(progress.skipped)
+        self._render_ranks(list(ranks))
         return generate_latest(self.registry)
+
+    def _render_ranks(self, ranks: list[RankProgress]) -> None:
+        if not ranks:
+            return
+        self._step.set(min(rank.step for rank in ranks))
+        self._stall.set(max(rank.stall_seconds for rank in ranks))
+        self._saves.set(min(rank.saves for rank in ranks))
+        self._skipped.set(max(rank.skipped for rank in ranks))

@@ -7,8 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+from prometheus_client import Metric
+
 from backstay_operator.metrics import Metrics as OperatorMetrics
 from backstay_protocol.clock import SYSTEM_CLOCK
+from backstay_protocol.ids import CheckpointId
+from backstay_protocol.messages import RankProgress, TierState
+from backstay_protocol.names import TIERS
 from backstay_sidecar.metrics import Metrics
 from support.rendered_chart import objects, the
 
@@ -45,6 +51,55 @@ def dashboard() -> dict[str, Any]:
 def expressions() -> list[str]:
     panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
     return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def families() -> list[Metric]:
+    registries = (Metrics(SYSTEM_CLOCK).registry, OperatorMetrics().registry)
+    return [family for registry in registries for family in registry.collect()]
+
+
+def test_no_series_is_named_after_a_rank_a_pod_or_a_step() -> None:
+    sidecar, operator = Metrics(SYSTEM_CLOCK), OperatorMetrics()
+    states = [TierState(tier=tier, newest=CheckpointId(7, 1), newest_time=1.0) for tier in TIERS]
+    ranks = [
+        RankProgress(
+            rank=rank, step=40 + rank, step_time=1.0, published_step=40, attempt=1, state=3
+        )
+        for rank in range(8)
+    ]
+    text = sidecar.render(states, ranks).decode()
+    assert "backstay_step 40.0" in text
+    operator.note_jobs([["Running", "Degraded"], ["Running"]])
+    operator.replaced.labels("NodeLost").inc()
+    labels = {
+        label
+        for registry in (sidecar.registry, operator.registry)
+        for family in registry.collect()
+        for sample in family.samples
+        for label in sample.labels
+    }
+    assert labels == {"tier", "condition", "reason", "le"}
+    assert text.count("\nbackstay_") <= 10 * len(TIERS)
+
+
+@pytest.mark.parametrize("page", ["rest-api.md", "operations.md"])
+def test_every_metric_has_its_unit_and_labels_in_the_docs(page: str) -> None:
+    of_operator = page == "operations.md"
+    rows = re.findall(
+        r"^\| `(backstay_\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) ?\|", docs(page), re.MULTILINE
+    )
+    told = {name: (kind, labels.replace("`", "").split()) for name, kind, _, labels in rows}
+    assert all(unit.strip() for _, _, unit, _ in rows)
+    known = {}
+    for family in families():
+        if family.name.startswith("backstay_operator_") == of_operator:
+            ending = "_total" if family.type == "counter" else ""
+            known[f"{family.name}{ending}"] = family.type
+    assert {name: kind for name, (kind, _) in told.items()} == known
+
+
+def docs(page: str) -> str:
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 def test_every_alert_and_panel_reads_metrics_that_exist() -> None:
