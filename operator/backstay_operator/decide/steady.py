@@ -7,6 +7,7 @@ what, is said here, in the reason that people see first.
 from __future__ import annotations
 
 from backstay_operator.api import names
+from backstay_operator.decide.conditions import REMOTE_REASONS
 from backstay_operator.decide.observed import LeaderFacts, Observed, PodState, Trouble
 
 QUIET_SECONDS = 15.0
@@ -32,7 +33,8 @@ def how_it_stands(observed: Observed, now: float) -> Said:
     if trouble is not None:
         return trouble.reason, trouble.message
     if leader.phase == "Restoring":
-        return names.REASON_RESTORING, leader.message or "the ranks restore"
+        reason = REMOTE_REASONS.get(leader.remote_code, names.REASON_RESTORING)
+        return reason, leader.message or "the ranks restore"
     if leader.phase == "Finished":
         return names.REASON_FINISHING, leader.message or "all ranks have come to their end"
     if leader.phase == "Failed":

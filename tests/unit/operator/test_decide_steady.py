@@ -215,6 +215,15 @@ def test_a_bucket_that_does_not_work_is_told_with_why_and_since_when(
     assert f"step 40 is durable; nothing newer is: {words}" in durable.message
 
 
+def test_a_start_that_waits_for_its_bucket_says_so_in_its_reason(job: TrainingJob) -> None:
+    words = "waiting for the remote tier: bucket 'b': there is no such bucket"
+    waits = LeaderFacts(
+        phase="Restoring", message=words, remote_code=TIER_REFUSES, remote_trouble=words
+    )
+    plan = plan_of(seen(job, waits))
+    assert (plan.reason, plan.message) == (names.REASON_BUCKET_REFUSED, words)
+
+
 def test_a_start_that_waited_for_its_bucket_in_vain_fails_by_the_buckets_fault(
     job: TrainingJob,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.control import State
-from backstay_protocol.ids import CheckpointId
+from backstay_protocol.ids import CheckpointId, first_attempt_of, generation_of
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
 from backstay_protocol.messages import (
     GO,
@@ -29,6 +29,7 @@ from backstay_protocol.messages import (
     RestoreRequest,
     TierState,
 )
+from backstay_protocol.round_events import STOOD_DOWN
 from backstay_protocol.topology import MemoryTier, Schedule
 from backstay_sidecar.restore import leader as module
 from backstay_sidecar.restore.leader import Leader
@@ -358,6 +359,28 @@ async def test_a_start_that_waits_for_its_run_tells_who_has_it(stored: Solo) -> 
     remote = stored.leader.job().tiers[-1]
     assert (remote.tier, remote.code) == ("remote", TIER_OWNED)
     assert "in use by job c2_u2" in remote.message
+
+
+async def test_a_world_below_what_its_disks_know_stands_down_until_it_is_numbered_above(
+    solo: Solo,
+) -> None:
+    """As when a clock went back, or the run was moved here: the operator takes it over."""
+
+    async def become(generation: int) -> None:
+        await solo.stop()
+        solo.pod = pod(0, generation, replicas=1)
+        await solo.start()
+
+    await become(12)
+    above = await solo.begin()
+    await become(7)
+    join = RestoreRequest(rank=0, local_rank=0, world_size=1, nonce="n", pid=1, wait_seconds=5.0)
+    reply = await solo.member.restore(join)
+    assert reply.status == "failed"
+    view = solo.leader.job()
+    assert (view.phase, view.code, view.outranked_by) == ("Failed", STOOD_DOWN, above)
+    await become(generation_of(above) + 1)
+    assert await solo.begin() == first_attempt_of(generation_of(above) + 1)
 
 
 async def test_a_restore_tells_when_training_stopped_and_when_all_had_joined(solo: Solo) -> None:
