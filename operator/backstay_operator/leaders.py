@@ -5,13 +5,14 @@ Its address is the pod's; it comes and goes, so no answer is an answer. Nothing 
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol, TypeVar
 
 import httpx
 
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
-from backstay_protocol.messages import FlushReply, JobView, Policy
+from backstay_protocol.messages import ErrorReply, FlushReply, JobView, Policy
 from backstay_protocol.names import (
     HEADER_PROTOCOL,
     PORT_API,
@@ -20,6 +21,8 @@ from backstay_protocol.names import (
     URL_JOB,
     URL_POLICY,
 )
+
+log = logging.getLogger("backstay.leaders")
 
 _TIMEOUT = httpx.Timeout(3.0, connect=1.5)
 _Message = TypeVar("_Message", JobView, FlushReply)
@@ -50,6 +53,7 @@ class HttpLeaders:
     def __init__(self) -> None:
         """Opens no connection yet."""
         self.refused: set[str] = set()
+        self._of_another_version: set[str] = set()
         self._client = httpx.AsyncClient(
             timeout=_TIMEOUT, trust_env=False, headers={HEADER_PROTOCOL: PROTOCOL_VERSION}
         )
@@ -88,10 +92,31 @@ class HttpLeaders:
                 self.refused.add(host)
                 return None
             self.refused.discard(host)
+            self._note_version(host, answer)
             answer.raise_for_status()
             return codec.loads(kind, answer.content)
         except (httpx.HTTPError, ProtocolError):
             return None
+
+    def _note_version(self, host: str, answer: httpx.Response) -> None:
+        """Say once for each leader why a job of another build has no status."""
+        if answer.status_code != httpx.codes.UPGRADE_REQUIRED:
+            self._of_another_version.discard(host)
+        elif host not in self._of_another_version:
+            self._of_another_version.add(host)
+            log.warning(
+                "the leader at %s is of a version that this operator can't ask: %s; bring sidecars "
+                "and operator within one minor version (docs/compatibility.md)",
+                host,
+                _message(answer),
+            )
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return codec.loads(ErrorReply, answer.content).error.message
+    except ProtocolError:
+        return f"HTTP {answer.status_code}"
 
 
 def _url(host: str, path: str) -> str:

@@ -1,4 +1,4 @@
-"""The leader over HTTP: who does not answer, and who says that the token is wrong."""
+"""The leader over HTTP: who does not answer, who says that the token is wrong, or the version."""
 
 from __future__ import annotations
 
@@ -44,5 +44,25 @@ async def test_a_wrong_token_is_told_apart_from_no_answer(answers: Answers) -> N
         answers.status = "503 Service Unavailable"
         assert await leaders.job("127.0.0.1", "token") is None
         assert leaders.refused == set()
+    finally:
+        await leaders.close()
+
+
+async def test_a_leader_of_a_version_too_far_away_is_named_once(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaders = HttpLeaders()
+    try:
+        answers.status = "426 Upgrade Required"
+        answers.body = b'{"error": {"code": "VersionMismatch", "message": "it speaks 1.9"}}'
+        for _ in range(2):
+            assert await leaders.job("127.0.0.1", "token") is None
+        (line,) = caplog.messages
+        assert "it speaks 1.9" in line
+        answers.status = "503 Service Unavailable"
+        await leaders.job("127.0.0.1", "token")
+        answers.status = "426 Upgrade Required"
+        await leaders.job("127.0.0.1", "token")
+        assert len(caplog.messages) == 2
     finally:
         await leaders.close()
