@@ -40,19 +40,19 @@ class SidecarClient:
         """Another sidecar of the same job."""
         return SidecarClient(address, self._token)
 
-    def get(self, kind: type[T], path: str) -> T:
+    def get(self, kind: type[T], path: str, timeout: float = _TIMEOUT_SECONDS) -> T:
         """A message."""
-        return codec.loads(kind, self.raw(path))
+        return codec.loads(kind, self.raw(path, timeout=timeout))
 
     def post(self, kind: type[T], path: str) -> T:
         """A message in answer to a request without a body."""
         return codec.loads(kind, self.raw(path, "POST"))
 
-    def raw(self, path: str, method: str = "GET") -> bytes:
+    def raw(self, path: str, method: str = "GET", timeout: float = _TIMEOUT_SECONDS) -> bytes:
         """The bytes of an answer with status 200."""
         endpoint = Endpoint(f"{self.base}{path}", self.headers)
         try:
-            status, data = exchange(endpoint, method, timeout=_TIMEOUT_SECONDS)
+            status, data = exchange(endpoint, method, timeout=timeout)
         except ValueError as error:
             raise UsageError(f"--address: {error}") from error
         if status == 200:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlencode
 
 from backstay_cli.catalog.sight import Sight
@@ -28,6 +29,8 @@ from backstay_protocol.topology import ManualChoice
 _BY_HAND = "backstay restore --dry-run"
 """Token of a choice that nobody has applied."""
 _SHOWN = 50
+_PREVIEW_SECONDS = 90.0
+"""The leader lists the remote tier before it answers."""
 _OUTCOMES: dict[type, str] = {Base: BASE_OUTCOME, Fresh: FRESH_OUTCOME, Refuse: REFUSE_OUTCOME}
 
 
@@ -42,30 +45,55 @@ class Previewed:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a person asks for; neither: what a restore takes by itself."""
+    """What a person asks for; nothing: what a restore takes by itself."""
 
-    step: int | None = None
+    step: int = -1
     attempt: int = 0
     """0: the one on the lineage."""
+    run: str = ""
+    """`<namespace>/<run name>`: another run's checkpoint, that of `step` or its newest durable."""
+    fresh: bool = False
 
     @property
     def query(self) -> str:
         """Of the leader's route."""
-        if self.step is None:
-            return ""
-        return "?" + urlencode({"step": self.step, "attempt": self.attempt})
+        if self.fresh:
+            return "?fresh=true"
+        asked: dict[str, str | int] = {"run": self.run} if self.run else {}
+        if self.step >= 0:
+            asked |= {"step": self.step, "attempt": self.attempt}
+        return f"?{urlencode(asked)}" if asked else ""
 
     @property
     def choice(self) -> ManualChoice | None:
         """As the job's `restore` field says it."""
-        if self.step is None:
-            return None
-        return ManualChoice(token=_BY_HAND, step=self.step, attempt=self.attempt)
+        if self.fresh:
+            return ManualChoice(token=_BY_HAND, fresh=True)
+        step, attempt = self.step, self.attempt
+        if self.run:
+            return ManualChoice(token=_BY_HAND, run=self.run, run_step=step, run_attempt=attempt)
+        return ManualChoice(token=_BY_HAND, step=step, attempt=attempt) if step >= 0 else None
+
+    @property
+    def field(self) -> dict[str, Any]:
+        """Of a manifest: what `spec.restore` must say."""
+        if self.fresh:
+            return {"fresh": True}
+        found: dict[str, Any] = {}
+        if self.run:
+            namespace, _, name = self.run.partition("/")
+            found["from"] = {"namespace": namespace, "runName": name}
+        if self.step >= 0:
+            found["step"] = self.step
+            if self.attempt:
+                found["attempt"] = self.attempt
+        return found
 
 
 def ask_leader(leader: SidecarClient, wanted: Wanted) -> RestorePreview:
     """GET /v1/restore/preview."""
-    return leader.get(RestorePreview, f"{URL_RESTORE_PREVIEW}{wanted.query}")
+    path = f"{URL_RESTORE_PREVIEW}{wanted.query}"
+    return leader.get(RestorePreview, path, timeout=_PREVIEW_SECONDS)
 
 
 def from_sight(run: str, sight: Sight, wanted: Wanted, world_size: int = 0) -> RestorePreview:

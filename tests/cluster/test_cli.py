@@ -128,6 +128,25 @@ def test_validate_finds_nothing_against_a_running_jobs_own_manifest(
     assert "the API server refuses it" in done.stdout
 
 
+def test_a_dry_run_tells_what_a_restore_would_take_and_writes_nothing(job: Job) -> None:
+    before = job.kube.get("tj", job.name, job.namespace)["metadata"]["generation"]
+    found = told(job, "restore", "--dry-run")
+    assert (found["source"], found["preview"]["outcome"]) == ("the leader", "base")
+    taken = [one for one in found["preview"]["candidates"] if one["taken"]]
+    assert [one["checkpoint"] for one in taken] == [found["preview"]["checkpoint"]]
+    step = found["preview"]["checkpoint"].partition("-")[0].lstrip("0")
+    done = backstay(job, "restore", "--step", step, "-n", job.namespace, "--job", "cli")
+    if done.returncode == 0:  # else a newer one took its place meanwhile
+        assert 'patch tj cli --type merge -p \'{"spec":{"suspend":false' in done.stdout
+    assert job.kube.get("tj", job.name, job.namespace)["metadata"]["generation"] == before
+
+
+def test_the_first_start_is_explained(job: Job) -> None:
+    found = told(job, "explain-restore")
+    assert found["source"] == "the leader"
+    assert found["restore"]["outcome"] == "fresh"
+
+
 def test_a_support_bundle_has_all_parts_and_no_secret(job: Job, tmp_path: Path) -> None:
     out = tmp_path / "bundle.tar.gz"
     told(job, "support-bundle", "--out", str(out))

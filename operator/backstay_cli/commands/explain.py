@@ -98,10 +98,8 @@ def _tell(found: Told) -> None:
         began = view.origin or "nothing (step 0)"
     when = datetime.fromtimestamp(view.finished, tz=UTC).astimezone()
     typer.echo(f"{found.run}: attempt {view.attempt} began from {began}")
-    typer.echo(
-        f"  {when:%Y-%m-%d %H:%M:%S}, {view.seconds:.1f} s, {view.lost_steps} steps lost; "
-        f"told by {found.source}"
-    )
+    lost = f", {view.lost_steps} steps lost" if view.lost_steps >= 0 else ""
+    typer.echo(f"  {when:%Y-%m-%d %H:%M:%S}, {view.seconds:.1f} s{lost}; told by {found.source}")
     if view.reason:
         typer.echo(f"  {view.reason}")
     if view.bytes_by_tier:

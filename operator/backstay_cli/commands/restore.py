@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import typer
+import yaml
 
 from backstay_cli.candidates import tell_candidates
 from backstay_cli.catalog import Catalog, DiskCatalog, select
@@ -21,6 +22,8 @@ from backstay_cli.leader import leader_of
 from backstay_cli.output import Format, OutputOption, print_json
 from backstay_cli.previewing import Previewed, Wanted, ask_leader, from_sight
 from backstay_cli.where import WHERE_HELP, Where, disks_of, opened_bucket, with_catalog
+from backstay_operator.api.names import LABEL_JOB
+from backstay_protocol import codec
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import REFUSE_OUTCOME, RestorePreview
 
@@ -48,7 +51,8 @@ HELP = f"""Say what a restore would take now, or what to write to make it take a
 class Instruction:
     """What `-o json` prints without --dry-run."""
 
-    checkpoint: CheckpointId
+    what: str
+    """What is restored then."""
     field: str
     manifest: str
     """YAML to write."""
@@ -65,15 +69,23 @@ def restore(
     attempt: Annotated[
         int, typer.Option("--attempt", min=0, help="Of this attempt; 0: on the lineage.")
     ] = 0,
+    other: Annotated[
+        str, typer.Option("--from", help="Another run's checkpoint: NAMESPACE/RUN NAME.")
+    ] = "",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start from nothing.")] = False,
     output: OutputOption = Format.TEXT,
 ) -> None:
     """Preview or prepare a restore."""
     if attempt and step is None:
         raise UsageError("--attempt needs --step", "name a checkpoint by both")
-    wanted = Wanted(step=step, attempt=attempt)
+    if fresh and (other or step is not None):
+        raise UsageError("--fresh excludes --from and --step", "it starts from nothing")
+    if other and other.count("/") != 1:
+        raise UsageError(f"--from: got {other!r}; expected NAMESPACE/RUN NAME")
+    wanted = Wanted(step=-1 if step is None else step, attempt=attempt, run=other, fresh=fresh)
     if dry_run:
         _preview(where, wanted, output)
-    elif step is None:
+    elif wanted == Wanted():
         raise UsageError(
             "nothing to prepare: a job restores the newest checkpoint on its lineage by itself",
             "see what that is: backstay restore --dry-run; choose another one: --step N",
@@ -155,35 +167,41 @@ def _outcome(preview: RestorePreview) -> str:
 
 
 def _instruct(where: Where, wanted: Wanted, output: Format) -> None:
+    if not wanted.run and not wanted.fresh:
+        wanted = _looked_up(where, wanted)
+    told = _instruction(where, wanted)
+    if output is Format.JSON:
+        print_json(told)
+        return
+    typer.echo(f"to restore {told.what}, set {told.field}:")
+    typer.echo(f"\n{told.manifest}\n")
+    for command in told.commands:
+        typer.echo(command)
+
+
+def _looked_up(where: Where, wanted: Wanted) -> Wanted:
+    """With the attempt of the checkpoint that is there. Raises NotFound."""
     named = f"{wanted.step}-{wanted.attempt}" if wanted.attempt else str(wanted.step)
 
     def work(catalog: Catalog, _: threading.Event) -> CheckpointId:
         return select(catalog.checkpoints(), named).checkpoint
 
     checkpoint = with_catalog(where, work, reads=False)
-    told = _instruction(where, checkpoint)
-    if output is Format.JSON:
-        print_json(told)
-        return
-    typer.echo(
-        f"to restore step {checkpoint.step} of attempt {checkpoint.attempt}, set {told.field}:"
-    )
-    typer.echo(f"\n{told.manifest}\n")
-    for command in told.commands:
-        typer.echo(command)
+    return replace(wanted, attempt=checkpoint.attempt)
 
 
-def _instruction(where: Where, checkpoint: CheckpointId) -> Instruction:
-    choice = {"step": checkpoint.step, "attempt": checkpoint.attempt}
-    manifest = f"spec:\n  restore:\n    step: {checkpoint.step}\n    attempt: {checkpoint.attempt}"
+def _instruction(where: Where, wanted: Wanted) -> Instruction:
     field = "spec.restore of the TrainingJob"
+    manifest = yaml.safe_dump({"spec": {"restore": wanted.field}}, sort_keys=False).strip()
     if where.in_cluster:
         with where.cluster_job() as job:
-            commands = _patches(job, choice)
+            commands = _patches(job, wanted)
     elif where.address:
-        field = "restore.choice of the topology file (or spec.restore of the manifest)"
-        manifest = json.dumps({"restore": {"choice": {"token": f"by-hand-{checkpoint}", **choice}}})
-        commands = ("# then start the sidecars anew: it applies once per token",)
+        assert wanted.choice is not None
+        field = "restore.choice of the topology file (with an operator: spec.restore of the job)"
+        choice = codec.to_plain(replace(wanted.choice, token=f"by hand: {_what(wanted)}"))
+        manifest = json.dumps({"restore": {"choice": choice}})
+        commands = ("# then start the sidecars anew: a choice applies once per token",)
     elif where.bucket:
         commands = ("# then apply or run the job that goes on with this run",)
     else:
@@ -191,21 +209,31 @@ def _instruction(where: Where, checkpoint: CheckpointId) -> Instruction:
         commands = (f"backstay local run {found.status.manifest or 'MANIFEST'}",)
         if found.running:
             commands = ("# stop the run that is under way (Ctrl-C), then", *commands)
-    return Instruction(checkpoint=checkpoint, field=field, manifest=manifest, commands=commands)
+    return Instruction(what=_what(wanted), field=field, manifest=manifest, commands=commands)
 
 
-def _patches(job: ClusterJob, choice: dict[str, int]) -> tuple[str, ...]:
+def _what(wanted: Wanted) -> str:
+    if wanted.fresh:
+        return "nothing (a start at step 0)"
+    step = f"step {wanted.step}" if wanted.step >= 0 else "the newest durable checkpoint"
+    attempt = f" of attempt {wanted.attempt}" if wanted.attempt else ""
+    return f"{step}{attempt}{f' of run {wanted.run}' if wanted.run else ''}"
+
+
+def _patches(job: ClusterJob, wanted: Wanted) -> tuple[str, ...]:
     """A running job is suspended first (its pods save and end): a world chooses as it begins."""
 
-    def patch(spec: dict[str, object]) -> str:
+    def patch(spec: dict[str, Any]) -> str:
         body = json.dumps({"spec": spec}, separators=(",", ":"))
         return f"kubectl -n {job.namespace} patch tj {job.name} --type merge -p '{body}'"
 
+    there = (job.tree["spec"].get("restore") or {}).keys()
+    earlier = {name: None for name in ("step", "attempt", "from", "fresh") if name in there}
+    restore = earlier | wanted.field
     if not job.runs:
-        return (patch({"restore": choice}),)
+        return (patch({"restore": restore}),)
     return (
         patch({"suspend": True}),
-        f"kubectl -n {job.namespace} wait pod -l backstay.dev/job={job.name} --for=delete "
-        "--timeout=10m",
-        patch({"suspend": False, "restore": choice}),
+        f"kubectl -n {job.namespace} wait pod -l {LABEL_JOB}={job.name} --for=delete --timeout=10m",
+        patch({"suspend": False, "restore": restore}),
     )

@@ -170,3 +170,54 @@ def test_of_a_job_in_a_cluster_the_patches_are_told(
     assert not [line for line in kubectl.calls if "patch" in line]
     previewed = call("restore", "--dry-run", "-n", "team", "--job", "gpt")
     assert f"take step 1200 of attempt {ATTEMPT}" in previewed.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "query", "manifest"),
+    [
+        (["--fresh"], "?fresh=true", {"fresh": True}),
+        (
+            ["--from", "lab/old"],
+            "?run=lab%2Fold",
+            {"from": {"namespace": "lab", "runName": "old"}},
+        ),
+        (
+            ["--from", "lab/old", "--step", "9", "--attempt", "3"],
+            "?run=lab%2Fold&step=9&attempt=3",
+            {"from": {"namespace": "lab", "runName": "old"}, "step": 9, "attempt": 3},
+        ),
+    ],
+    ids=["from nothing", "another run's newest", "another run's step"],
+)
+def test_other_contents_are_asked_of_the_leader_and_written_as_the_manifest_says_it(
+    plain: PlainRun, leader: FakeLeader, options: list[str], query: str, manifest: object
+) -> None:
+    leader.answers[URL_RESTORE_PREVIEW + query] = RestorePreview(
+        run="team/gpt",
+        attempt=ATTEMPT,
+        outcome="origin",
+        reason="as it was named",
+        checkpoint=CheckpointId(9, 3),
+        checkpoint_run="lab/old",
+    )
+    done = ask(leader, "--dry-run", *options)
+    assert "would take step 9 of attempt 3 of run lab/old" in done.stdout, done.output
+    told = call("restore", "--state-dir", str(plain.state.root), *options, "-o", "json")
+    assert yaml.safe_load(json.loads(told.stdout)["manifest"]) == {"spec": {"restore": manifest}}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--fresh", "--step", "3"], "--fresh excludes"),
+        (["--fresh", "--from", "a/b"], "--fresh excludes"),
+        (["--from", "gpt"], "NAMESPACE/RUN NAME"),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_asked_for_together_is_told(
+    plain: PlainRun, options: list[str], words: str
+) -> None:
+    done = call("restore", "--state-dir", str(plain.state.root), *options)
+    assert done.exit_code == 2
+    assert words in done.output
