@@ -100,6 +100,12 @@ def can_read(version: str) -> bool:
     return minor is not None and minor <= PROTOCOL_MINOR + 1
 
 
+def knows(version: str, minor: int) -> bool:
+    """Whether a part of that version knows what a minor of this major brought."""
+    found = _minor_of(version)
+    return found is not None and found >= minor
+
+
 def _minor_of(version: str) -> int | None:
     """None: another major, or not a version."""
     try:

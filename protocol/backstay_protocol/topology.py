@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from backstay_protocol import codec
 from backstay_protocol.files import read_small
-from backstay_protocol.names import DEFAULT_SLOTS
+from backstay_protocol.names import DEFAULT_SLOTS, knows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +130,18 @@ class ManualChoice:
     """0: the one on that run's lineage."""
     fresh: bool = False
     """Start from nothing, whatever there is."""
+
+    def unknown_to(self, version: str) -> str:
+        """Why a part of that version can't take part in it; empty: it can.
+
+        An older one would look for another run's checkpoint in its own, and call its shards gone.
+        """
+        if not self.run or knows(version, 1):
+            return ""
+        return (
+            f"beginning from another run ({self.run}) needs protocol 1.1, this one speaks "
+            f"{version}: give it a newer Backstay first"
+        )
 
     def __post_init__(self) -> None:
         if (self.step >= 0) + bool(self.run) + self.fresh > 1:

@@ -22,7 +22,7 @@ import torch
 from backstay_protocol import codec
 from backstay_protocol.control import Word
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import ErrorReply
+from backstay_protocol.messages import FAILED, ErrorReply, RestoreReply, RestoreRequest
 from backstay_protocol.names import (
     HEADER_PROTOCOL,
     LOCAL,
@@ -30,8 +30,10 @@ from backstay_protocol.names import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     REMOTE,
+    URL_RESTORE,
     URL_STATUS,
 )
+from backstay_protocol.topology import ManualChoice, RestoreOptions
 from support.previous_build import NAMES, NoHistory, unpack
 from support.s3 import S3Server
 from support.sidecar import TOKEN, SidecarJob, random_bytes
@@ -178,6 +180,33 @@ def test_a_promise_and_record_of_the_older_build_bind_the_newer_one(
         assert second.base == CheckpointId(10, first.attempt)
         assert second.chain == ((first.attempt, 10),)
         job.wait_for(lambda: job.word(1, Word.SIDECAR_TIME), "the leader's word")
+
+
+def test_an_older_sidecar_or_library_is_told_that_it_can_not_begin_from_another_run(
+    tmp_path: Path, previous: str
+) -> None:
+    """It would look for the other run's checkpoint in its own."""
+    options = RestoreOptions(choice=ManualChoice(token="t", run="test/other"))
+    with SidecarJob(tmp_path, replicas=2, topology_fields={"restore": options}) as job:
+        job.builds[1] = previous
+        job.start(0)
+        job.start(1)
+        older = RestoreRequest(
+            rank=0,
+            local_rank=0,
+            world_size=2,
+            nonce="n",
+            pid=1,
+            protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR - 1}",
+        )
+        reply = job.request(0, "POST", URL_RESTORE, older, port="unix").read(RestoreReply)
+        assert reply.status == FAILED
+        assert "rank 0's library" in reply.message
+        said = job.wait_for(
+            lambda: next((r.message for r in [job.join(1)] if r.status == FAILED), ""),
+            "the older sidecar to be refused",
+        )
+        assert "replica 1's sidecar" in said
 
 
 # --- operator and leader --------------------------------------------------------------------------

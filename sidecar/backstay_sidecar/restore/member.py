@@ -246,6 +246,9 @@ class Member:
                 f"rank {request.rank} speaks protocol {request.protocol}, its sidecar "
                 f"{PROTOCOL_VERSION}; install the backstay version of the sidecar's image"
             )
+        choice = self._topology.restore.choice
+        if choice is not None and (why := choice.unknown_to(request.protocol)):
+            return f"rank {request.rank}'s library: {why}"
         return REPLACED if self._desk.was_replaced(request.nonce) else ""
 
     def _answer_for(self, request: RestoreRequest) -> RestoreReply | None:

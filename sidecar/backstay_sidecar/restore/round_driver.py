@@ -136,6 +136,9 @@ class RoundDriver:
                 message=f"replica {request.replica} speaks protocol {request.protocol}, the leader "
                 f"{PROTOCOL_VERSION}; give all pods one version of the sidecar image",
             )
+        choice = self._settings.restore.choice
+        if choice is not None and (why := choice.unknown_to(request.protocol)):
+            return JoinReply(status=FAILED, message=f"replica {request.replica}'s sidecar: {why}")
         self._admit(request)
         await self._changes.until(
             lambda: rounds.answer_join(self._round, request).status != WAIT,

@@ -103,3 +103,19 @@ def test_a_wrong_file_names_the_field(tmp_path: Path) -> None:
         read_topology(str(tmp_path / "t.json"))
     with pytest.raises(FileNotFoundError):
         read_pod(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "version", "fits"),
+    [
+        (ManualChoice(token="t", run="team/other"), "1.0", False),
+        (ManualChoice(token="t", run="team/other"), "1.1", True),
+        (ManualChoice(token="t", run="team/other"), "1.2", True),
+        (ManualChoice(token="t", step=5), "1.0", True),
+        (ManualChoice(token="t", fresh=True), "1.0", True),
+    ],
+)
+def test_another_run_is_nothing_for_parts_that_do_not_know_of_it(
+    choice: ManualChoice, version: str, fits: bool
+) -> None:
+    assert (choice.unknown_to(version) == "") == fits
