@@ -21,7 +21,14 @@ from backstay_protocol.history import (
 from backstay_protocol.ids import CheckpointId, generation_of
 from backstay_protocol.messages import CopySource, ShardCopy, ShardPlan
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
-from backstay_protocol.records import AttemptRecord
+from backstay_protocol.origins import (
+    OriginStrike,
+    OtherRun,
+    asks_by_hand,
+    find,
+    origin_of,
+)
+from backstay_protocol.records import AttemptRecord, Origin
 from backstay_protocol.topology import ManualChoice
 
 Strike = tuple[CheckpointId, int, str, int]
@@ -54,6 +61,9 @@ class RestoreView:
     intents: frozenset[CheckpointId] = frozenset()
     """Checkpoints that a leader means to delete from the remote tier."""
     struck: frozenset[Strike] = frozenset()
+    others: Mapping[str, OtherRun] = field(default_factory=dict)
+    """Other runs that were listed after the claim, by name."""
+    struck_origins: frozenset[OriginStrike] = frozenset()
     manual: ManualChoice | None = None
     quarantine_after: int = 3
 
@@ -84,6 +94,23 @@ class Fresh:
     restarts: int
     choice: str
     reason: str
+    origin: Origin | None = None
+    """Goes into the record: a person asked for it, whatever there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Start from another run's checkpoint: a fresh start with given contents."""
+
+    origin: Origin
+    checkpoint: CheckpointId
+    """Of the other run; for loading only, never for the record's base."""
+    plan: str
+    saved_world_size: int
+    shards: tuple[ShardPlan, ...]
+    restarts: int
+    choice: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +122,24 @@ class Refuse:
     """One sentence per existing checkpoint: what is wrong with it, or how to choose it by hand."""
 
 
-def choose(view: RestoreView) -> Base | Fresh | Refuse:
-    """The newest checkpoint on the lineage of the greatest attempt in sight that is whole."""
-    head = _head(view)
+Chosen = Base | Fresh | Given
+
+
+def choose(view: RestoreView) -> Chosen | Refuse:
+    """The newest checkpoint on the lineage of the greatest attempt in sight that is whole.
+
+    While there is none, an attempt that was given its contents by hand is given them again.
+    """
+    head = head_of(view)
     if _asks_by_hand(view):
         return _by_hand(view, head)
     if head is not None:
         for candidates, remark in _preferences(view, head):
             if candidates:
                 return _base(view, head, candidates[max(candidates)], remark)
+        origin = origin_of(head.attempt, records_of(view))
+        if origin is not None:
+            return _given_again(view, head, origin)
     return _from_nothing(view, head)
 
 
@@ -132,7 +168,8 @@ def nearest(
 # --- what is in sight -----------------------------------------------------------------------------
 
 
-def _records(view: RestoreView) -> tuple[AttemptRecord, ...]:
+def records_of(view: RestoreView) -> tuple[AttemptRecord, ...]:
+    """Those that count: the remote tier's only after a claim and a look."""
     return view.records + (view.bases if _remote_counts(view) else ())
 
 
@@ -141,14 +178,14 @@ def _remote_counts(view: RestoreView) -> bool:
     return view.claimed and view.listed
 
 
-def _head(view: RestoreView) -> Lineage | None:
+def head_of(view: RestoreView) -> Lineage | None:
     """Whose lineage rules: records and manifests tell alike of attempts (rule `manifest`)."""
     told: dict[int, Chain] = {copy.attempt: () for copy in (c.checkpoint for c in view.copies)}
     told.update(view.chains)
-    return newest_lineage(_records(view), told)
+    return newest_lineage(records_of(view), told)
 
 
-def _usable(view: RestoreView, *, under_intent: bool) -> list[ShardCopy]:
+def usable(view: RestoreView, *, under_intent: bool) -> list[ShardCopy]:
     """Copies that count: not proven bad, remote ones by the rules `claimed` and `intent`."""
     return [
         copy
@@ -169,7 +206,7 @@ def _ran(view: RestoreView, attempt: int) -> bool:
 
 def _newest(view: RestoreView, head: Lineage | None) -> AttemptRecord | None:
     """The record of the head, where one can be read (it may be known by manifests alone)."""
-    record = newest_record(_records(view))
+    record = newest_record(records_of(view))
     if record is None or head is None or record.attempt != head.attempt:
         return None
     return record
@@ -193,7 +230,7 @@ def _restarts(view: RestoreView, head: Lineage | None, base: CheckpointId | None
 
 
 def _applied(view: RestoreView) -> str:
-    record = newest_record(_records(view))
+    record = newest_record(records_of(view))
     return record.choice if record else ""
 
 
@@ -204,13 +241,13 @@ _Candidates = dict[CheckpointId, CompleteCheckpoint]
 
 def _preferences(view: RestoreView, head: Lineage) -> Iterable[tuple[_Candidates, str]]:
     """Sets of candidates, best first. Rule `lastresort`: intents and quarantine only order them."""
-    sick = _quarantined(view, head)
-    safe = _on_lineage(head, _usable(view, under_intent=False))
+    sick = quarantined(view, head)
+    safe = _on_lineage(head, usable(view, under_intent=False))
     doomed = "; its remote copies are about to be deleted, but nothing else is left"
     again = f"; {_deaths(view, head, sick)} attempts died from it, but nothing else is left"
     yield _without(safe, sick), _past(sick, safe)
     yield safe, again
-    everything = _on_lineage(head, _usable(view, under_intent=True))
+    everything = _on_lineage(head, usable(view, under_intent=True))
     yield _without(everything, sick), doomed
     yield everything, doomed + again
 
@@ -219,7 +256,7 @@ def _on_lineage(head: Lineage, copies: list[ShardCopy]) -> _Candidates:
     return complete(copy for copy in copies if head.contains(copy.checkpoint))
 
 
-def _quarantined(view: RestoreView, head: Lineage) -> CheckpointId | None:
+def quarantined(view: RestoreView, head: Lineage) -> CheckpointId | None:
     """The base from which too many attempts that got their go-ahead have died."""
     record = _newest(view, head)
     if record is None or record.base is None or view.quarantine_after <= 0:
@@ -263,7 +300,7 @@ def _from_nothing(view: RestoreView, head: Lineage | None) -> Fresh | Refuse:
         return Refuse(
             reason="no checkpoint in sight can be restored", findings=_findings(view, head)
         )
-    begun = newest_record(record for record in _records(view) if record.base is not None)
+    begun = newest_record(record for record in records_of(view) if record.base is not None)
     if begun is not None:
         return Refuse(
             reason=f"attempt {begun.attempt} started from {begun.base}, and no shard of any "
@@ -293,16 +330,22 @@ def _may_hide_some(view: RestoreView) -> bool:
 
 
 def _asks_by_hand(view: RestoreView) -> bool:
-    """A person's choice applies once: until a record in sight carries its token."""
-    if view.manual is None:
-        return False
-    return all(record.choice != view.manual.token for record in _records(view))
+    return asks_by_hand(view.manual, records_of(view))
 
 
-def _by_hand(view: RestoreView, head: Lineage | None) -> Base | Refuse:
-    assert view.manual is not None
+def _by_hand(view: RestoreView, head: Lineage | None) -> Chosen | Refuse:
     wanted = view.manual
-    whole = complete(_usable(view, under_intent=True))
+    assert wanted is not None
+    if wanted.fresh:
+        return Fresh(
+            restarts=0,
+            choice=wanted.token,
+            reason="a start from nothing was chosen by hand (`restore.fresh` in the job)",
+            origin=Origin(),
+        )
+    if wanted.run:
+        return _from_other(view, wanted)
+    whole = complete(usable(view, under_intent=True))
     matching = [
         checkpoint
         for checkpoint in whole
@@ -334,11 +377,93 @@ def _by_hand(view: RestoreView, head: Lineage | None) -> Base | Refuse:
     )
 
 
+def _from_other(view: RestoreView, wanted: ManualChoice) -> Given | Refuse:
+    other = view.others.get(wanted.run)
+    if other is None:
+        return Refuse(reason=_not_listed(wanted.run, view))
+    found = find(other, wanted.run_step, wanted.run_attempt, view.struck_origins)
+    if found.whole is None:
+        return Refuse(
+            reason=f"the job asks to start from another run, which can't be done: {found.why}; "
+            "change or remove `restore.from` in the job"
+        )
+    which = "the newest durable one of that run" if wanted.run_step < 0 else "as it was named"
+    origin = Origin(run=other.run, checkpoint=found.whole.checkpoint)
+    return _given(view, found.whole, origin, 0, wanted.token, f"{which}, chosen by hand")
+
+
+def _given_again(view: RestoreView, head: Lineage, origin: Origin) -> Fresh | Given | Refuse:
+    """The last attempt began with given contents and nothing of its own is whole: once more.
+
+    Another run's checkpoint serves as a base would: what the attempt left unfinished is passed
+    over. Where the contents were nothing, that would be a silent fresh start, as `_from_nothing`.
+    """
+    restarts, token = _restarts(view, head, None), _applied(view)
+    started = [c for c in {copy.checkpoint for copy in view.copies} if head.contains(c)]
+    if origin.checkpoint is None:
+        if started:
+            return Refuse(
+                reason="no checkpoint since the fresh start that was chosen by hand can be "
+                "restored; to forget these too change `restore.fresh` to another choice and back",
+                findings=_findings(view, head),
+            )
+        if _may_hide_some(view):
+            return Refuse(reason="the remote tier could not be listed; it may hold checkpoints")
+        why = "nothing was saved since the fresh start that was chosen by hand: starting so again"
+        return Fresh(restarts=restarts, choice=token, reason=why, origin=origin)
+    other = view.others.get(origin.run)
+    if other is None:
+        return Refuse(reason=_not_listed(origin.run, view))
+    step, attempt = origin.checkpoint.step, origin.checkpoint.attempt
+    found = find(other, step, attempt, view.struck_origins)
+    if found.whole is None:
+        return Refuse(
+            reason=f"attempt {head.attempt} started from {origin}, no checkpoint of its own is "
+            f"whole yet, and {found.why}; name another checkpoint in `restore` in the job",
+            findings=_findings(view, head),
+        )
+    left = f"; {len(started)} begun since then are not whole" if started else ""
+    return _given(
+        view, found.whole, origin, restarts, token, f"again, as no newer one is whole yet{left}"
+    )
+
+
+def _given(
+    view: RestoreView,
+    found: CompleteCheckpoint,
+    origin: Origin,
+    restarts: int,
+    token: str,
+    remark: str,
+) -> Given:
+    if found.world_size != view.world_size:
+        remark += f"; saved by {found.world_size} ranks, read by {view.world_size}"
+    return Given(
+        origin=origin,
+        checkpoint=found.checkpoint,
+        plan=found.plan,
+        saved_world_size=found.world_size,
+        shards=found.shards,
+        restarts=restarts,
+        choice=token,
+        reason=f"{origin}: {remark}",
+    )
+
+
+def _not_listed(run: str, view: RestoreView) -> str:
+    if not view.remote_configured:
+        return (
+            f"the job asks to start from run {run}, and has no remote tier to read it from: give "
+            "it `checkpoint.remote`, or remove `restore.from`"
+        )
+    return f"run {run}, whose checkpoint the job starts from, could not be listed"
+
+
 def _findings(view: RestoreView, head: Lineage | None) -> tuple[str, ...]:
     """One sentence per existing checkpoint, newest first."""
-    usable = _usable(view, under_intent=True)
-    whole = complete(usable)
-    faults = incomplete(usable)
+    counted = usable(view, under_intent=True)
+    whole = complete(counted)
+    faults = incomplete(counted)
     every = sorted({copy.checkpoint for copy in view.copies}, reverse=True)
     return tuple(
         f"step {c.step} of attempt {c.attempt}: {_finding(c, view, head, whole, faults)}"

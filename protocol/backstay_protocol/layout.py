@@ -72,11 +72,16 @@ class RemoteLayout:
 
     def __init__(self, prefix: str, run: str) -> None:
         """`prefix` may be empty; `run`: `<namespace>/<run name>`."""
+        self._prefix = prefix
         self.root = f"{prefix.strip('/')}/{run}/".lstrip("/")
         self.run_record = f"{self.root}run.json"
         self.attempts = f"{self.root}attempts/"
         self.checkpoints = f"{self.root}checkpoints/"
         self.deletions = f"{self.root}deletions/"
+
+    def sibling(self, run: str) -> RemoteLayout:
+        """Where another run is, in the same bucket and prefix."""
+        return RemoteLayout(self._prefix, run)
 
     def claim(self, attempt: int) -> str:
         """Claim of an attempt number; conditional create."""

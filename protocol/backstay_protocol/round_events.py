@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from backstay_protocol.explain import Explanation
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import (
     Inventory,
@@ -19,6 +20,7 @@ from backstay_protocol.messages import (
     StoreRequest,
     VerdictRequest,
 )
+from backstay_protocol.origins import OtherRun
 from backstay_protocol.records import AttemptRecord, Claim
 
 # --- events: what the leader saw -----------------------------------------------------------------
@@ -94,6 +96,8 @@ class RemoteView:
     """Every shard that has its manifest there (tier `remote`, holder -1), committed or not."""
     commits: frozenset[CheckpointId] = frozenset()
     intents: frozenset[CheckpointId] = frozenset()
+    others: tuple[OtherRun, ...] = ()
+    """The other runs that were asked for."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,8 @@ class ListRemote:
     """List claims, bases, commits, shards, intents -> RemoteListed or ListingFailed."""
 
     attempt: int
+    runs: tuple[str, ...] = ()
+    """Other runs to be listed as well, only to read."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +239,7 @@ class Summary:
     claimed: bool
     base_recorded: bool
     """False: the base record must be written before the attempt's first upload."""
+    explanation: Explanation = field(default_factory=Explanation)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backstay_protocol.choice import Base, Fresh, Refuse, RestoreView, Strike, choose
+from backstay_protocol.choice import (
+    Base,
+    Chosen,
+    Fresh,
+    Given,
+    Refuse,
+    RestoreView,
+    Strike,
+    choose,
+)
+from backstay_protocol.explain import explain
 from backstay_protocol.history import Chain
 from backstay_protocol.messages import BadSource, LeaderDecision, StoreRequest, VerdictRequest
+from backstay_protocol.origins import OriginStrike
 from backstay_protocol.records import AttemptRecord
 from backstay_protocol.round_events import (
     CANT_LOAD,
@@ -59,7 +70,9 @@ def answers_this_decision(current: Round, request: VerdictRequest) -> bool:
 
 def decide(current: Round, settings: RoundSettings) -> Step:
     """Choose by what promises and listing showed; announce it, hold it back, or give up."""
-    chosen = choose(_view(current, settings))
+    view = _view(current, settings)
+    chosen = choose(view)
+    current = replace(current, explanation=explain(view, chosen))
     if isinstance(chosen, Refuse):
         if settings.remote_configured and not current.claimed:
             return wait_for_remote(remote_is_away(current), chosen.reason, settings)
@@ -107,14 +120,16 @@ def _view(current: Round, settings: RoundSettings) -> RestoreView:
         listed=current.remote is not None,
         intents=remote.intents,
         struck=frozenset(current.struck),
+        others={other.run: other for other in remote.others},
+        struck_origins=frozenset(current.struck_origins),
         manual=settings.restore.choice,
         quarantine_after=settings.restore.quarantine_after,
     )
 
 
-def announce(current: Round, chosen: Base | Fresh) -> Step:
+def announce(current: Round, chosen: Chosen) -> Step:
     """Tell every joined rank what to load."""
-    base = chosen if isinstance(chosen, Base) else None
+    base = None if isinstance(chosen, Fresh) else chosen
     decision = LeaderDecision(
         round=current.name,
         serial=current.serial + 1,
@@ -122,12 +137,13 @@ def announce(current: Round, chosen: Base | Fresh) -> Step:
         base=base.checkpoint if base else None,
         saved_world_size=base.saved_world_size if base else 0,
         plan=base.plan if base else "",
-        chain=base.chain if base else (),
+        chain=chosen.chain if isinstance(chosen, Base) else (),
         shards=base.shards if base else (),
         reason=chosen.reason,
-        skipped_bad=tuple(current.struck.values()),
+        skipped_bad=_struck_out(current),
         nonces=current.nonces,
         unreachable={reader: tuple(sorted(marks)) for reader, marks in current.unreachable.items()},
+        base_run=chosen.origin.run if isinstance(chosen, Given) else "",
     )
     current = replace(
         current,
@@ -168,36 +184,39 @@ def on_verdict(current: Round, event: VerdictGiven, settings: RoundSettings) -> 
 
 def _strike(current: Round, reader: int, bad: list[BadSource], settings: RoundSettings) -> Step:
     """Proven bad: gone for everyone. Out of reach: last for this reader. Then decide again."""
-    assert current.decision is not None
-    base = current.decision.base
-    struck: dict[Strike, str] = dict(current.struck)
+    before = len(current.struck) + len(current.struck_origins)
     known = current.unreachable.get(reader, frozenset())
-    unreachable = set(known)
-    for source in bad:
-        if source.proven and base is not None:
-            copy = (base, source.shard_rank, source.tier, source.holder)
-            struck[copy] = _what_is_bad(copy, source.detail)
-        else:
-            unreachable.add(f"{source.shard_rank}/{source.tier}/{source.holder}")
-    if len(struck) == len(current.struck) and unreachable == known:
+    unreachable = known | {
+        f"{source.shard_rank}/{source.tier}/{source.holder}" for source in bad if not source.proven
+    }
+    current = _note_bad(current, bad)
+    if len(current.struck) + len(current.struck_origins) == before and unreachable == known:
         why = f"replica {reader} can't reach any source: {bad[0].detail}"
         return give_up(current, SOURCES_AWAY, why, retry=True, after=RETRY_SECONDS)
-    marks = {**current.unreachable, reader: frozenset(unreachable)}
-    return decide(replace(current, struck=struck, unreachable=marks), settings)
+    marks = {**current.unreachable, reader: unreachable}
+    return decide(replace(current, unreachable=marks), settings)
 
 
 def _note_bad(current: Round, bad: list[BadSource]) -> Round:
-    """Another source served instead: nothing to decide again, but the copy stays struck out."""
-    assert current.decision is not None
-    base = current.decision.base
-    if base is None:
-        return current
-    struck = dict(current.struck)
+    """What is proven bad stays struck out, whether another source served instead or not."""
+    decision = current.decision
+    assert decision is not None
+    struck: dict[Strike, str] = dict(current.struck)
+    origins: dict[OriginStrike, str] = dict(current.struck_origins)
     for source in bad:
-        if source.proven:
-            copy = (base, source.shard_rank, source.tier, source.holder)
+        if not source.proven or decision.base is None:
+            continue
+        copy = (decision.base, source.shard_rank, source.tier, source.holder)
+        if decision.base_run:
+            shard = (decision.base_run, decision.base, source.shard_rank)
+            origins[shard] = f"{_what_is_bad(copy, source.detail)} (run {decision.base_run})"
+        else:
             struck[copy] = _what_is_bad(copy, source.detail)
-    return replace(current, struck=struck)
+    return replace(current, struck=struck, struck_origins=origins)
+
+
+def _struck_out(current: Round) -> tuple[str, ...]:
+    return (*current.struck.values(), *current.struck_origins.values())
 
 
 def _what_is_bad(copy: Strike, detail: str) -> str:
@@ -220,6 +239,7 @@ def _verified(current: Round, settings: RoundSettings) -> Step:
         world_size=settings.world_size,
         replicas=settings.replicas,
         choice=chosen.choice,
+        origin=None if isinstance(chosen, Base) else chosen.origin,
     )
     current = replace(current, record=record, message="all ranks have loaded; recording the base")
     if not current.claimed:
@@ -292,10 +312,11 @@ def _begun(current: Round) -> Step:
         reason=current.choice.reason,
         bytes_by_tier=_bytes_by_tier(current),
         lost_steps=_lost_steps(current, record),
-        bad=tuple(current.struck.values()),
+        bad=_struck_out(current),
         seconds=current.now - current.started,
         claimed=current.claimed,
         base_recorded=current.base_recorded,
+        explanation=current.explanation,
     )
     current = replace(
         current, phase=Phase.BEGUN, record=record, summary=summary, message=summary.reason
@@ -314,6 +335,8 @@ def _bytes_by_tier(current: Round) -> dict[str, int]:
 
 def _lost_steps(current: Round, record: AttemptRecord) -> int:
     """Steps that the last attempt trained beyond the base, as far as control blocks remember."""
+    if record.origin is not None:
+        return -1  # steps of other contents are not counted from these
     ranks = [rank for join in current.joins.values() for rank in join.ranks if rank.last_step >= 0]
     if not ranks:
         return -1

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from backstay_protocol.choice import Base, Fresh, Strike
+from backstay_protocol.choice import Chosen, Strike
+from backstay_protocol.explain import Explanation
 from backstay_protocol.messages import JoinRequest, LeaderDecision, PromiseReply, RankVerdict
+from backstay_protocol.origins import OriginStrike
 from backstay_protocol.records import AttemptRecord
 from backstay_protocol.round_events import GiveUp, RemoteView, Summary
 from backstay_protocol.topology import RestoreOptions, Topology
@@ -100,9 +102,13 @@ class Round:
     ask_remote_at: float | None = None
     struck: Mapping[Strike, str] = field(default_factory=dict)
     """Copy that was proven bad -> the sentence that says so."""
+    struck_origins: Mapping[OriginStrike, str] = field(default_factory=dict)
+    """The same of shards of another run."""
     unreachable: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """Reader replica -> "shard_rank/tier/holder" that it could not reach."""
-    choice: Base | Fresh | None = None
+    choice: Chosen | None = None
+    explanation: Explanation = field(default_factory=Explanation)
+    """Why `choice`, and why not the others."""
     hold_until: float = 0.0
     serial: int = 0
     decision: LeaderDecision | None = None

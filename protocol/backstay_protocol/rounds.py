@@ -28,6 +28,7 @@ from backstay_protocol.messages import (
     VerdictReply,
     VerdictRequest,
 )
+from backstay_protocol.origins import run_to_list
 from backstay_protocol.promises import (
     current_attempt,
     heeds,
@@ -37,7 +38,7 @@ from backstay_protocol.promises import (
     replaced_pods,
     store,
 )
-from backstay_protocol.records import Claim
+from backstay_protocol.records import AttemptRecord, Claim
 from backstay_protocol.round_events import (
     BARRIER,
     LISTING_FAILED,
@@ -162,6 +163,7 @@ def begin(name: str, now: float, previous: Round | None = None) -> Round:
         known=known,
         started=previous.started,
         struck=previous.struck,
+        struck_origins=previous.struck_origins,
         remote_away_since=previous.remote_away_since,
     )
 
@@ -342,7 +344,20 @@ def _on_claim_made(current: Round, event: ClaimMade, settings: RoundSettings) ->
     current = replace(
         current, phase=Phase.LIST, claimed=True, message="the remote tier is being listed"
     )
-    return current, (ListRemote(current.attempt),)
+    return current, (_list_remote(current, (), settings),)
+
+
+def _list_remote(
+    current: Round, bases: tuple[AttemptRecord, ...], settings: RoundSettings
+) -> ListRemote:
+    """The own run, and the other one that the decision may need by what is known so far."""
+    run = run_to_list(settings.restore.choice, (*_records_of(current), *bases))
+    return ListRemote(current.attempt, (run,) if run else ())
+
+
+def _records_of(current: Round) -> tuple[AttemptRecord, ...]:
+    replies = current.promises.values()
+    return tuple(reply.record for reply in replies if reply.record is not None)
 
 
 def _on_claim_taken(current: Round, event: ClaimTaken, settings: RoundSettings) -> Step:
@@ -383,6 +398,9 @@ def _on_listed(current: Round, event: RemoteListed, settings: RoundSettings) -> 
             return stand_down(current, newer)
         why = f"attempt {newer} exists beside {current.attempt}, which was being prepared"
         return give_up(current, NUMBER_TAKEN, why, retry=True)
+    needed = _list_remote(current, event.view.bases, settings)
+    if not {other.run for other in event.view.others}.issuperset(needed.runs):
+        return current, (needed,)  # what was listed tells of another run that is needed
     return decide(current, settings)
 
 

@@ -125,6 +125,7 @@ class Agent:
                 clock=clock,
                 emit=emit,
                 sweep=self.stores.abort_stale_uploads,
+                keep=self.stores.keep_restores,
             )
         self.whole_job = WholeJob(
             self.leader, self.peers, lambda words: emit("requested", words=words)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from backstay_protocol import codec
 from backstay_protocol.authorities import authorities
 from backstay_protocol.clock import Clock
+from backstay_protocol.files import write_atomically
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
+from backstay_protocol.messages import RestoreView
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
 from backstay_sidecar import errors
 from backstay_sidecar.errors import ApiError
@@ -42,6 +45,13 @@ class Stores:
     def abort_stale_uploads(self) -> int:
         """Throw away old unfinished uploads of this run; how many. Blocks. Raises StoreError."""
         return self._remote.abort_stale_uploads() if self._remote is not None else 0
+
+    def keep_restores(self, restores: tuple[RestoreView, ...]) -> None:
+        """The leader's last restores, for after the fact, where no remote tier keeps them. Blocks.
+        Raises OSError.
+        """
+        if self.disk is not None:
+            write_atomically(self.disk.restores_file, codec.dumps(restores), sync=False)
 
     def _gate(self, attempt: Callable[[], int]) -> Gated | None:
         tier, store = self._remote, self.remote_store

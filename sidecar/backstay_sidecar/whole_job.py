@@ -11,7 +11,13 @@ from typing import TypeVar
 
 from backstay_protocol import codec
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import CheckpointList, CheckpointStatus, FlushReply, JobView
+from backstay_protocol.messages import (
+    CheckpointList,
+    CheckpointStatus,
+    FlushReply,
+    JobView,
+    RestorePreview,
+)
 from backstay_protocol.names import (
     URL_CHECKPOINT,
     URL_CHECKPOINTS,
@@ -19,14 +25,18 @@ from backstay_protocol.names import (
     URL_JOB,
     URL_PERSIST,
     URL_PIN,
+    URL_RESTORE_PREVIEW,
 )
 from backstay_protocol.pull import Endpoint, get_bytes
+from backstay_protocol.topology import ManualChoice
 from backstay_sidecar import errors
 from backstay_sidecar.errors import ApiError
 from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.restore.peers import LEADER, HttpPeers
 
 PROXY_SECONDS = 10.0
+PREVIEW_SECONDS = 75.0
+"""The leader lists the remote tier before it answers."""
 WISHES = {
     "pin": ("POST", URL_PIN),
     "unpin": ("DELETE", URL_PIN),
@@ -78,6 +88,12 @@ class WholeJob:
             return self._leader.job()
         return await self._ask(URL_JOB, JobView)
 
+    async def preview(self, manual: ManualChoice | None, query: str) -> RestorePreview:
+        """GET /v1/restore/preview; `query`: the same choice as it was asked for."""
+        if self._leader is not None:
+            return await self._leader.preview(manual)
+        return await self._ask(f"{URL_RESTORE_PREVIEW}?{query}", RestorePreview, PREVIEW_SECONDS)
+
     async def wish(self, verb: str, checkpoint: CheckpointId) -> None:
         """Pin, unpin, persist or delete."""
         self._requested(f"{verb} {checkpoint}")
@@ -97,10 +113,10 @@ class WholeJob:
             return self._leader.flush()
         return await self._peers.call(LEADER, URL_FLUSH, {}, FlushReply, 0.0)
 
-    async def _ask(self, path: str, reply: type[T]) -> T:
+    async def _ask(self, path: str, reply: type[T], seconds: float = PROXY_SECONDS) -> T:
         endpoint = Endpoint(f"{self._peers.url(LEADER)}{path}", self._peers.headers)
         try:
-            data = await asyncio.to_thread(get_bytes, endpoint, timeout=PROXY_SECONDS)
+            data = await asyncio.to_thread(get_bytes, endpoint, timeout=seconds)
         except FileNotFoundError as error:
             raise ApiError(404, errors.NOT_FOUND, str(error)) from error
         return codec.loads(reply, data)

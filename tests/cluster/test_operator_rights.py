@@ -175,7 +175,6 @@ def _refuses(api: ApiServer, words: Any) -> None:
     refused = {
         "admin": ({f"{POD}.serviceAccountName": "admin"}, "NotAllowed", "serviceAccounts"),
         "folder": ({f"{LOCAL}.path": "/etc"}, "NotAllowed", "policy.allow.localPaths"),
-        "later": ({"spec.restore": {"fresh": True}}, "NotSupportedYet", "runName"),
         "small": (
             {f"{POD}.containers.0.resources": {"limits": {"memory": "1Gi"}}},
             "MemoryTooSmall",

@@ -123,7 +123,7 @@ def _freshlist(patch: Patch) -> None:
 
 
 def _manifest(patch: Patch) -> None:
-    """choice._head: manifests tell of attempts too."""
+    """choice.head_of: manifests tell of attempts too."""
 
     def by_records(records: Iterable[AttemptRecord], chains: Mapping[int, Chain]) -> Lineage | None:
         return history.newest_lineage(records, {})

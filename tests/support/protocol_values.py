@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import JoinRequest, RankJoin, ShardCopy
-from backstay_protocol.records import AttemptRecord
+from backstay_protocol.records import AttemptRecord, Origin
 
 
 def point(step: int, attempt: int = 1) -> CheckpointId:
@@ -50,6 +50,7 @@ def record(
     deaths: int = 0,
     restarts: int = 0,
     choice: str = "",
+    origin: Origin | None = None,
 ) -> AttemptRecord:
     """A stored record; its chain is the base alone unless given."""
     alone = ((base.attempt, base.step),) if base else ()
@@ -58,6 +59,7 @@ def record(
         base=base,
         chain=alone if chain is None else chain,
         ran=ran,
+        origin=origin,
         deaths=deaths,
         restarts=restarts,
         choice=choice,

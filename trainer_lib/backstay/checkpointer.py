@@ -246,7 +246,8 @@ def _told(point: RestorePoint) -> str:
         return f"begins at step 0: {point.reason or 'nothing was saved yet'}"
     sources = ", ".join(f"{n / 1e6:.1f} MB from {t}" for t, n in point.sources_of_all.items())
     lost = f", {point.lost_steps} steps lost" if point.lost_steps > 0 else ""
-    return "; ".join((f"restored step {point.step} ({sources}){lost}", *point.bad))
+    of = f" of run {point.run}" if point.run else ""
+    return "; ".join((f"restored step {point.step}{of} ({sources}){lost}", *point.bad))
 
 
 def _load_threads(settings: Settings) -> int:

@@ -52,6 +52,8 @@ class RestorePoint:
     """Nothing was loaded: no checkpoint exists, or Backstay is off."""
     checkpoint: CheckpointId | None = None
     """What was loaded."""
+    run: str = ""
+    """`<namespace>/<run name>` of another run that `checkpoint` belongs to; empty: this job's."""
     sources: dict[str, int] = field(default_factory=dict)
     """Tier -> bytes that this rank read from it."""
     sources_of_all: dict[str, int] = field(default_factory=dict)
@@ -209,6 +211,7 @@ def _point(decision: Decision, loaded: Loaded, verdict: ConfirmReply) -> Restore
         attempt=decision.attempt,
         fresh=decision.base is None,
         checkpoint=decision.base,
+        run=decision.base_run,
         sources=loaded.bytes_by_tier,
         sources_of_all=verdict.bytes_by_tier or loaded.bytes_by_tier,
         metadata=loaded.metadata,

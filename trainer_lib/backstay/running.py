@@ -73,11 +73,13 @@ class Running:
         self._metadata = options.metadata
         self._tell = teller(settings)
         self._begun_at = self._step = point.step
+        self._given = bool(point.run)
+        """Another run's checkpoint was loaded: this run has none of its own yet."""
         self._went_back = False
         self._told_of_metadata = False
         self._last: SaveResult | None = None
         self._last_reason = SCHEDULE
-        self._base = point.checkpoint
+        self._base = point.checkpoint if not point.run else None
         self._engine = CaptureEngine(
             state,
             memory=attachment.memory,
@@ -258,7 +260,7 @@ class Running:
 
     def _last_checkpoint(self, deadline: float) -> CheckpointId | None:
         """The checkpoint that has to be safe at the end; None if there is nothing to save."""
-        if self._step == self._begun_at and self._last is None:
+        if self._step == self._begun_at and self._last is None and not self._given:
             if self._base is not None:  # an earlier process may have died while it waited for this
                 self._persist_now(self._base, 2 * RETRY_SECONDS)
             return self._base

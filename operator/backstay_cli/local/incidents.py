@@ -61,7 +61,7 @@ class Incidents:
             self._attempt = view.attempt
             return None
         restore = next((r for r in view.restores if r.attempt == view.attempt), None)
-        base_step = restore.base.step if restore is not None and restore.base is not None else 0
+        base_step = restore.began_at if restore is not None else 0
         if restore is None or view.step <= base_step:
             return None
         self._open, self._attempt = None, view.attempt

@@ -116,7 +116,7 @@ class LeaderWatch:
                 attempt=restore.attempt,
                 attempt_name=self.attempt_name(restore.attempt),
                 base=str(restore.base) if restore.base else None,
-                base_step=restore.base.step if restore.base else 0,
+                base_step=restore.began_at,
                 bytes_by_tier=restore.bytes_by_tier,
                 lost_steps=restore.lost_steps,
                 seconds=restore.seconds,

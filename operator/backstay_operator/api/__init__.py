@@ -12,7 +12,6 @@ from backstay_operator.api.job import (
     LocalSpec,
     MemorySpec,
     NeighborSpec,
-    OtherRun,
     RemoteSpec,
     TrainingJob,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "MemoryNeed",
     "MemorySpec",
     "NeighborSpec",
-    "OtherRun",
     "Problem",
     "RemoteAllowance",
     "RemoteSpec",

@@ -103,14 +103,6 @@ class FailurePolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherRun:
-    """`restore.from`: a run whose checkpoint is taken."""
-
-    namespace: str
-    run_name: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """`spec`."""
 
@@ -121,9 +113,6 @@ class JobSpec:
     """A pod template; its container `trainer` is the user's program."""
     checkpoint: CheckpointSpec
     restore: RestoreOptions = field(default_factory=RestoreOptions)
-    restore_from: OtherRun | None = None
-    restore_fresh: bool = False
-    """Begin at step 0 whatever is there."""
     hang_seconds: float = 0.0
     suspend: bool = False
     queue_name: str = ""

@@ -39,7 +39,7 @@ CONDITIONS = (ACCEPTED, RUNNING, RESTORING, DURABLE, DEGRADED, SUCCEEDED, FAILED
 REASON_ACCEPTED = "Accepted"
 REASON_INVALID = "Invalid"  # the manifest is wrong
 REASON_NOT_ALLOWED = "NotAllowed"  # an administrator's allow-list stands against it
-REASON_NOT_SUPPORTED_YET = "NotSupportedYet"  # the API has the field, this version can't do it
+REASON_NOT_SUPPORTED_YET = "NotSupportedYet"  # of older versions: a field that they can't do
 REASON_CHANGE_REFUSED = "ChangeRefused"  # a field that can't change on a running job did
 
 # --- reasons: pods that can't be made or placed --------------------------------------------------

@@ -13,7 +13,6 @@ from backstay_operator.api.job import (
     TORCHRUN,
     FailurePolicy,
     JobSpec,
-    OtherRun,
     RemoteSpec,
     TrainingJob,
 )
@@ -106,7 +105,7 @@ def _read_spec(top: Section, name: str, namespace: str, allow: Allowances) -> Jo
         queue_name=spec.text("queueName", _QUEUE, "the name of a LocalQueue", "my-queue", "", 63),
         failure_policy=_read_failure_policy(spec),
     )
-    job = _read_times(spec, _read_restore(spec, job))
+    job = _read_times(spec, _read_restore(spec, job, f"{namespace}/{checkpoint.run_name}"))
     spec.refuse_unknown()
     return job
 
@@ -145,7 +144,8 @@ def _read_times(spec: Section, job: JobSpec) -> JobSpec:
     )
 
 
-def _read_restore(spec: Section, job: JobSpec) -> JobSpec:
+def _read_restore(spec: Section, job: JobSpec, own: str) -> JobSpec:
+    """`own`: the job's own run."""
     section = spec.section("restore")
     if section is None:
         return job
@@ -154,12 +154,18 @@ def _read_restore(spec: Section, job: JobSpec) -> JobSpec:
     attempt = section.integer("attempt", 1, 10**18 - 1, 0, 1)
     if section.has("attempt") and not section.has("step"):
         section.problem("attempt", "names no checkpoint alone; write `step: ...` beside it")
-    choice = None
-    if step >= 0:
-        choice = ManualChoice(token=f"{step}-{attempt}", step=step, attempt=attempt)
     other, fresh = _read_other_run(section), section.boolean("fresh", False)
     if fresh and (section.has("step") or section.has("from")):
         section.problem("fresh", "got fresh and a checkpoint to begin from; remove one of the two")
+        fresh = False
+    if other and job.checkpoint.remote is None:
+        section.problem(
+            "from",
+            f"run {other} is read from the remote tier, and this job has none; add "
+            "`spec.checkpoint.remote` with the bucket and prefix of that run, or remove `from`",
+        )
+    if other == own:
+        section.problem("from", f"names this job's own run {own}; write `step: ...` without it")
     options = RestoreOptions(
         barrier_seconds=section.seconds("barrierSeconds", 1, defaults.barrier_seconds, 600),
         remote_wait_seconds=section.seconds(
@@ -167,20 +173,31 @@ def _read_restore(spec: Section, job: JobSpec) -> JobSpec:
         ),
         max_restarts=section.integer("maxRestarts", 0, 1_000_000, defaults.max_restarts, 100),
         quarantine_after=section.integer("quarantineAfter", 1, 1_000, 3, 3),
-        choice=choice,
+        choice=_choice(step, attempt, other, fresh),
     )
     section.refuse_unknown()
-    return replace(job, restore=options, restore_from=other, restore_fresh=fresh)
+    return replace(job, restore=options)
 
 
-def _read_other_run(restore: Section) -> OtherRun | None:
+def _choice(step: int, attempt: int, run: str, fresh: bool) -> ManualChoice | None:
+    """What a person chose, with a token that differs for each different choice."""
+    if run:
+        token = f"{run}/{step}-{attempt}"
+        return ManualChoice(token=token, run=run, run_step=step, run_attempt=attempt)
+    if fresh:
+        return ManualChoice(token="fresh", fresh=True)
+    if step >= 0:
+        return ManualChoice(token=f"{step}-{attempt}", step=step, attempt=attempt)
+    return None
+
+
+def _read_other_run(restore: Section) -> str:
+    """`<namespace>/<run name>`; empty: none."""
     section = restore.section("from")
     if section is None:
-        return None
+        return ""
     name = "a name: lower-case letters, digits and '-', at most 63 characters"
-    found = OtherRun(
-        namespace=section.text("namespace", RUN_NAME, name, "research", None, 63),
-        run_name=section.text("runName", RUN_NAME, name, "gpt", None, 63),
-    )
+    namespace = section.text("namespace", RUN_NAME, name, "research", None, 63)
+    run_name = section.text("runName", RUN_NAME, name, "gpt", None, 63)
     section.refuse_unknown()
-    return found
+    return f"{namespace}/{run_name}"

@@ -35,7 +35,8 @@ def with_restores(
         "lastRestore": {
             "attempt": newest.attempt,
             "attemptName": attempt_for_people(newest.attempt, first_generation),
-            "step": newest.base.step if newest.base is not None else 0,
+            "step": newest.began_at,
+            **({"origin": newest.origin} if newest.origin else {}),
             "tiers": {tier: size for tier, size in newest.bytes_by_tier.items() if size},
             "time": text_of(newest.finished),
             **times,

@@ -75,6 +75,8 @@ def _deletion(action: DeletePod, plan: Plan, kind: str) -> Telling:
 
 def _restore(restore: RestoreView) -> Telling:
     base = "from nothing" if restore.base is None else f"from step {restore.base.step}"
+    if restore.origin:
+        base = f"from {restore.origin}"
     read = ", ".join(f"{size} bytes from {tier}" for tier, size in restore.bytes_by_tier.items())
     note = f"all ranks go on {base} after {restore.seconds:.1f} s"
     if read:

@@ -126,6 +126,13 @@ class RestoreView:
     candidates: tuple[Candidate, ...] = ()
     """What was in sight, newest first, at most 50: what was taken, and why not the others."""
     more_candidates: int = 0
+    step: int = 0
+    """Where training went on, whosever checkpoint it was; read `began_at`."""
+
+    @property
+    def began_at(self) -> int:
+        """The same, also of a leader that did not tell `step`."""
+        return self.step or (self.base.step if self.base is not None else 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,16 +25,18 @@ from backstay_protocol.messages import (
     Policy,
     ProgressReply,
     ProgressRequest,
+    RestorePreview,
     RestoreView,
     VerdictReply,
     VerdictRequest,
 )
 from backstay_protocol.names import REMOTE
-from backstay_protocol.topology import PodIdentity, Topology
+from backstay_protocol.topology import ManualChoice, PodIdentity, Topology
 from backstay_sidecar.restore import views
 from backstay_sidecar.restore.duties import Duties
 from backstay_sidecar.restore.orders import NOTICE_SECONDS, Look
 from backstay_sidecar.restore.ports import Emit, MemberDoor, Peers, RemoteStore
+from backstay_sidecar.restore.preview import preview
 from backstay_sidecar.restore.remote_book import RemoteBook
 from backstay_sidecar.restore.remote_duties import RemoteDuties
 from backstay_sidecar.restore.round_driver import Begun, RoundDriver
@@ -47,6 +49,7 @@ SETTLE_SECONDS = 0.02
 MAX_WAIT_SECONDS = 30.0
 DISOWN_SECONDS = 2.0
 KEPT_RESTORES = 20
+EXPLAIN_SECONDS = 60.0
 SAME_FLUSH_SECONDS = 5.0
 
 
@@ -64,10 +67,13 @@ class Leader:
         clock: Clock,
         emit: Emit,
         sweep: Callable[[], int] | None = None,
+        keep: Callable[[tuple[RestoreView, ...]], None] | None = None,
     ) -> None:
         """`own`: the member of this very sidecar, prepared; `sweep` throws away old unfinished
-        uploads, and blocks.
+        uploads, and blocks; so does `keep`, which stores the restores where there is no remote
+        tier.
         """
+        self._keep = keep
         self._topology = topology
         self._own = own
         self._clock = clock
@@ -151,6 +157,7 @@ class Leader:
         led = bool(self._duties.attempt)
         stopped = wall - self._duties.quiet_seconds(now) if led else 0.0
         self._duties.begin(record, now)
+        told = summary.explanation
         view = RestoreView(
             attempt=record.attempt,
             base=record.base,
@@ -162,8 +169,14 @@ class Leader:
             reason=summary.reason,
             stopped=stopped,
             joined=wall - joined_ago,
+            outcome=told.outcome,
+            origin=told.origin,
+            candidates=told.candidates,
+            more_candidates=told.more,
+            step=told.checkpoint.step if told.checkpoint is not None else 0,
         )
         self._restores.append(view)
+        self._tasks.spawn(self._keep_explanation(view))
         self._emit(
             "attempt_begun",
             attempt=record.attempt,
@@ -172,11 +185,28 @@ class Leader:
             lost_steps=view.lost_steps,
             seconds=view.seconds,
             bad=view.bad,
+            origin=view.origin,
             message=view.reason,
         )
         self._touch()
         if self._remote is not None:
             self._remote.poke()
+
+    async def _keep_explanation(self, view: RestoreView) -> None:
+        """For after the fact. Best effort: nothing waits for it, and nothing depends on it."""
+        book = self._book
+        try:
+            async with asyncio.timeout(EXPLAIN_SECONDS):
+                if book is not None:
+                    await book.call(lambda book: book.explain(view))
+                elif self._keep is not None:
+                    await asyncio.to_thread(self._keep, tuple(self._restores))
+        except (BackstayError, OSError, TimeoutError) as error:
+            self._emit("explanation_not_kept", attempt=view.attempt, message=str(error))
+
+    async def preview(self, manual: ManualChoice | None = None) -> RestorePreview:
+        """GET /v1/restore/preview: what a restore would take now. `manual`: as if it was chosen."""
+        return await preview(self._topology, self._duties, self._own.record, self._book, manual)
 
     # --- the word -----------------------------------------------------------------------------
 

@@ -20,8 +20,9 @@ from backstay_protocol.faults import fault
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MANIFEST_SUFFIX, RemoteLayout
 from backstay_protocol.manifest import Manifest, read_manifest
-from backstay_protocol.messages import TIER_OWNED, Inventory, ShardCopy
+from backstay_protocol.messages import TIER_OWNED, Inventory, RestoreView, ShardCopy
 from backstay_protocol.names import REMOTE
+from backstay_protocol.origins import OtherRun
 from backstay_protocol.records import AttemptRecord, Claim, CommitRecord, Intent
 from backstay_protocol.round_events import RemoteView
 from backstay_sidecar.restore.ports import RemoteStore
@@ -67,6 +68,8 @@ class RemoteBook:
         self._bases: dict[int, AttemptRecord] = {}
         self._commits: dict[CheckpointId, CommitRecord] = {}
         self._manifests: dict[str, Manifest] = {}
+        self._others: dict[str, RemoteBook] = {}
+        """Books of other runs, only to be read."""
         self._probed = False
         self._named = False
         self._readers = ThreadPoolExecutor(READERS, "backstay-book-read")
@@ -74,6 +77,8 @@ class RemoteBook:
 
     def close(self) -> None:
         """End the threads."""
+        for other in tuple(self._others.values()):
+            other.close()
         self._callers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
 
@@ -134,13 +139,33 @@ class RemoteBook:
         """Every key of the run."""
         return sort_keys(self._layout, self._store.list(self._layout.root))
 
-    def view(self) -> RemoteView:
-        """What a round must know: one listing, and what the small objects in it say."""
+    def view(self, runs: Iterable[str] = ()) -> RemoteView:
+        """What a round must know: one listing, and what the small objects in it say.
+
+        `runs`: other runs that are looked at as well; nothing is written there.
+        """
         listing = self.listing()
         return RemoteView(
             claims=tuple(listing.claims),
             bases=self.bases(listing.bases),
             inventory=self.inventory(listing),
+            commits=frozenset(listing.commits),
+            intents=frozenset(listing.intents),
+            others=tuple(self._other(run) for run in runs),
+        )
+
+    def _other(self, run: str) -> OtherRun:
+        if run not in self._others:
+            layout = self._layout.sibling(run)
+            self._others[run] = RemoteBook(self._store, layout, run, self._owner, self._clock)
+        book = self._others[run]
+        listing = book.listing()
+        inventory = book.inventory(listing)
+        return OtherRun(
+            run=run,
+            bases=book.bases(listing.bases),
+            copies=inventory.copies,
+            chains=inventory.chains,
             commits=frozenset(listing.commits),
             intents=frozenset(listing.intents),
         )
@@ -199,6 +224,10 @@ class RemoteBook:
             and self._layout.parse_shard_key(key) == named
         ):
             self._manifests[key] = manifest
+
+    def explain(self, view: RestoreView) -> None:
+        """Keep why a restore chose as it did, for people; it is no claim and no base."""
+        self._store.create(self._layout.explanation(view.attempt), codec.dumps(view))
 
     # --- marks ---------------------------------------------------------------------------------
 

@@ -386,7 +386,7 @@ def _taken(claim: Claim, how: str) -> ClaimTaken:
 
 
 def _same_history(one: AttemptRecord, other: AttemptRecord) -> bool:
-    return (one.base, one.chain) == (other.base, other.chain)
+    return (one.base, one.chain, one.origin) == (other.base, other.chain, other.origin)
 
 
 def _look(book: RemoteBook, record: AttemptRecord) -> RemoteKnown:

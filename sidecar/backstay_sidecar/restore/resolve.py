@@ -129,7 +129,7 @@ class Resolver:
                 size=shard.size,
                 chunk_size=shard.chunk_size,
                 fingerprint=shard.fingerprint,
-                sources=self._sources(decision.base, shard, unreachable),
+                sources=self._sources(decision, shard, unreachable),
             )
             for shard in decision.shards
             if decision.base is not None
@@ -145,22 +145,34 @@ class Resolver:
             shards=shards,
             reason=decision.reason,
             skipped_bad=decision.skipped_bad,
+            base_run=decision.base_run,
         )
 
     def _sources(
-        self, checkpoint: CheckpointId | None, shard: ShardPlan, unreachable: frozenset[str]
+        self, decision: LeaderDecision, shard: ShardPlan, unreachable: frozenset[str]
     ) -> tuple[Source, ...]:
-        assert checkpoint is not None
+        assert decision.base is not None
         out_of_reach = [source for source in shard.sources if _name(shard, source) in unreachable]
         ordered = nearest(shard.sources, self._replica, out_of_reach)
-        found = (self._source(checkpoint, shard, source) for source in ordered)
+        if decision.base_run:
+            return self._of_other_run(decision.base, decision.base_run, shard, ordered)
+        found = (self._source(decision.base, shard, source) for source in ordered)
+        return tuple(source for source in found if source is not None)
+
+    def _of_other_run(
+        self, checkpoint: CheckpointId, run: str, shard: ShardPlan, ordered: Iterable[CopySource]
+    ) -> tuple[Source, ...]:
+        """Only the remote tier has it: what lies here under that name is another checkpoint."""
+        layout = self._layout.sibling(run) if self._layout is not None else None
+        remote = [source for source in ordered if source.tier == REMOTE]
+        found = (self._presigned(checkpoint, shard.rank, layout) for _ in remote)
         return tuple(source for source in found if source is not None)
 
     def _source(
         self, checkpoint: CheckpointId, shard: ShardPlan, source: CopySource
     ) -> Source | None:
         if source.tier == REMOTE:
-            return self._presigned(checkpoint, shard.rank)
+            return self._presigned(checkpoint, shard.rank, self._layout)
         found = None
         if source.holder == self._replica:
             found = self._files.find(source.tier, checkpoint, shard)
@@ -183,14 +195,16 @@ class Resolver:
             headers=self._headers,
         )
 
-    def _presigned(self, checkpoint: CheckpointId, rank: int) -> Source | None:
-        if self._remote is None or self._layout is None:
+    def _presigned(
+        self, checkpoint: CheckpointId, rank: int, layout: RemoteLayout | None
+    ) -> Source | None:
+        if self._remote is None or layout is None:
             return None
         return Source(
             tier=REMOTE,
             holder=-1,
-            url=self._sign(self._remote, self._layout.shard(checkpoint, rank)),
-            manifest_url=self._sign(self._remote, self._layout.manifest(checkpoint, rank)),
+            url=self._sign(self._remote, layout.shard(checkpoint, rank)),
+            manifest_url=self._sign(self._remote, layout.manifest(checkpoint, rank)),
         )
 
     @staticmethod

@@ -312,7 +312,7 @@ class RoundDriver:
 
     async def _list(self, effect: rounds.ListRemote) -> rounds.Event:
         try:
-            view = await self._remotely(lambda book: book.view(), LIST_SECONDS)
+            view = await self._remotely(lambda book: book.view(effect.runs), LIST_SECONDS)
         except (BackstayError, OSError) as error:
             return rounds.ListingFailed(effect.attempt, str(error))
         return rounds.RemoteListed(effect.attempt, view)
@@ -325,9 +325,11 @@ class RoundDriver:
             )
         except (BackstayError, OSError) as error:
             return rounds.BaseUnreachable(attempt, str(error))
-        if standing.base != effect.record.base:
+        ours = effect.record
+        if (standing.base, standing.origin) != (ours.base, ours.origin):
+            other = standing.base or standing.origin
             return rounds.BaseUnreachable(
-                attempt, f"another base, {standing.base}, is recorded for attempt {attempt}"
+                attempt, f"another base, {other}, is recorded for attempt {attempt}"
             )
         fault("base.after")
         return rounds.BaseWritten(attempt)

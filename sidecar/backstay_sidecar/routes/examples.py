@@ -5,9 +5,11 @@ from __future__ import annotations
 from backstay_protocol.ids import CheckpointId, first_attempt_of
 from backstay_protocol.manifest import FORCED, Manifest
 from backstay_protocol.messages import (
+    BASE_OUTCOME,
     GO,
     LOAD,
     AgentStatus,
+    Candidate,
     CaptureNotice,
     CaptureReply,
     CheckpointList,
@@ -34,6 +36,7 @@ from backstay_protocol.messages import (
     ReplicaOffer,
     ReplicaReply,
     ReplicaView,
+    RestorePreview,
     RestoreReply,
     RestoreRequest,
     ShardCopy,
@@ -252,6 +255,28 @@ JOB = JobView(
     ),
     tiers=(TIER,),
     newest_durable=BASE,
+)
+RESTORE_PREVIEW = RestorePreview(
+    run=_RUN,
+    attempt=ATTEMPT,
+    outcome=BASE_OUTCOME,
+    reason=f"step 1200 of attempt {ATTEMPT} is the newest checkpoint on the lineage of attempt "
+    f"{ATTEMPT} for whose every shard there is a source",
+    checkpoint=CHECKPOINT,
+    candidates=(
+        Candidate(
+            checkpoint=CHECKPOINT,
+            taken=True,
+            why=f"Step 1200 of attempt {ATTEMPT} is the newest checkpoint on the lineage",
+            tiers=(LOCAL, REMOTE),
+        ),
+        Candidate(
+            checkpoint=BASE,
+            taken=False,
+            why="Whole, but older than step 1200, which was taken",
+            tiers=(REMOTE,),
+        ),
+    ),
 )
 POLICY = Policy(every_steps=50, effective_from=1300)
 FLUSH_REPLY = FlushReply(step=1215, durable=False, message="the save at step 1215 is on its way")

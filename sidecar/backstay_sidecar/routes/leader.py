@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from backstay_protocol.messages import JoinRequest, Policy, ProgressRequest, VerdictRequest
 from backstay_protocol.names import (
@@ -16,14 +16,18 @@ from backstay_protocol.names import (
     URL_JOIN,
     URL_POLICY,
     URL_PROGRESS,
+    URL_RESTORE_PREVIEW,
     URL_VERDICT,
 )
+from backstay_protocol.topology import ManualChoice
 from backstay_sidecar import errors
 from backstay_sidecar.agent import Agent
 from backstay_sidecar.errors import ApiError
 from backstay_sidecar.restore.leader import Leader
 from backstay_sidecar.routes import examples
 from backstay_sidecar.routes.wire import body, documented, held, reply
+
+PREVIEW_TOKEN = "preview"  # no job's token is like it: those end in the number of their change
 
 
 def router(agent: Agent) -> APIRouter:
@@ -69,12 +73,41 @@ def operator_router(agent: Agent) -> APIRouter:
         """The whole job in one view."""
         return reply(await agent.whole_job.view())
 
+    @routes.get(URL_RESTORE_PREVIEW, **documented(examples.RESTORE_PREVIEW))
+    async def preview(
+        request: Request,
+        step: Annotated[int, Query(ge=-1, description="As if `restore.step` was this")] = -1,
+        attempt: Annotated[int, Query(ge=0, description="`restore.attempt`")] = 0,
+        run: Annotated[
+            str, Query(description="`<namespace>/<runName>`, as if `restore.from` was this")
+        ] = "",
+        fresh: Annotated[bool, Query(description="As if `restore.fresh` was true")] = False,
+    ) -> Response:
+        """What a restore would take now, and of every checkpoint in sight why it is taken or not.
+
+        Nothing begins. Without a query: by the `restore` that the job was started with.
+        """
+        return reply(
+            await agent.whole_job.preview(_choice(step, attempt, run, fresh), request.url.query)
+        )
+
     @routes.post(URL_FLUSH, **documented(examples.FLUSH_REPLY))
     async def flush() -> Response:
         """Ask for one common save; repeat it until the reply is `durable`."""
         return reply(await agent.whole_job.flush())
 
     return routes
+
+
+def _choice(step: int, attempt: int, run: str, fresh: bool) -> ManualChoice | None:
+    """As if a person had chosen so just now; None: nothing was asked for."""
+    if fresh:
+        return ManualChoice(token=PREVIEW_TOKEN, fresh=True)
+    if run:
+        return ManualChoice(token=PREVIEW_TOKEN, run=run, run_step=step, run_attempt=attempt)
+    if step >= 0:
+        return ManualChoice(token=PREVIEW_TOKEN, step=step, attempt=attempt)
+    return None
 
 
 def _leader(agent: Agent) -> Leader:

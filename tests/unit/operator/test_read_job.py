@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backstay_operator.api import InvalidJob, OtherRun, read_job
+from backstay_operator.api import InvalidJob, read_job
 from backstay_operator.api.quantity import format_bytes, parse_quantity
 
 BASE: dict[str, Any] = {
@@ -438,7 +438,7 @@ def test_fields_of_the_cluster_have_defaults_and_are_read() -> None:
     )
     assert (spec.cleanup_pod_policy, spec.ttl_seconds_after_finished) == ("Running", None)
     assert (spec.queue_name, spec.failure_policy.early_deaths) == ("", 6)
-    assert (spec.restore_from, spec.restore_fresh) == (None, False)
+    assert spec.restore.choice is None
     neighbor = spec.checkpoint.neighbor
     assert neighbor is not None
     assert (neighbor.topology_key, neighbor.copies) == ("topology.kubernetes.io/zone", 1)
@@ -458,8 +458,9 @@ def test_fields_of_the_cluster_have_defaults_and_are_read() -> None:
     assert (spec.drain_hold_seconds, spec.node_lost_seconds, spec.final_save_seconds) == (60, 40, 0)
     assert (spec.cleanup_pod_policy, spec.ttl_seconds_after_finished) == ("All", 0)
     assert (spec.queue_name, spec.failure_policy.early_deaths) == ("gpus", 3)
-    assert spec.restore_from == OtherRun(namespace="old", run_name="gpt")
-    assert spec.restore.choice is not None
+    choice = spec.restore.choice
+    assert choice is not None
+    assert (choice.run, choice.run_step, choice.step) == ("old/gpt", 5, -1)
     assert spec.checkpoint.remote is not None
     assert spec.checkpoint.remote.ca_secret == "ca"
 
@@ -576,3 +577,36 @@ def test_a_path_is_of_a_host_path_only_and_volumes_and_resources_have_their_shap
         f"{SHOWN}.workingDir",
         "spec.checkpoint.local.path",
     ]
+
+
+def test_another_run_means_its_newest_or_the_step_beside_it() -> None:
+    other = {"namespace": "team", "runName": "base"}
+    newest = read_job(changed("spec.restore", {"from": other})).spec.restore.choice
+    named = read_job(changed("spec.restore", {"from": other, "step": 9, "attempt": 2}))
+    choice = named.spec.restore.choice
+    assert newest is not None
+    assert choice is not None
+    assert (newest.run, newest.run_step, newest.run_attempt) == ("team/base", -1, 0)
+    assert (choice.run, choice.run_step, choice.run_attempt) == ("team/base", 9, 2)
+    assert newest.token != choice.token
+    assert (newest.step, choice.step) == (-1, -1)  # an older leader finds nothing under that
+
+
+def test_a_fresh_start_is_a_choice_by_hand() -> None:
+    choice = read_job(changed("spec.restore", {"fresh": True})).spec.restore.choice
+    assert choice is not None
+    assert (choice.fresh, choice.run, choice.step) == (True, "", -1)
+
+
+def test_another_run_needs_a_bucket_to_be_read_from() -> None:
+    tree = changed("spec.restore", {"from": {"namespace": "team", "runName": "base"}})
+    del tree["spec"]["checkpoint"]["remote"]
+    with pytest.raises(InvalidJob, match="run team/base is read from the remote tier"):
+        read_job(tree)
+
+
+def test_the_own_run_is_not_another_one() -> None:
+    own = read_job(copy.deepcopy(BASE)).run.split("/")
+    tree = changed("spec.restore", {"from": {"namespace": own[0], "runName": own[1]}})
+    with pytest.raises(InvalidJob, match="names this job's own run"):
+        read_job(tree)
