@@ -1,14 +1,16 @@
 """Makes what tests/cluster needs, before they run: Debian packages, Go, Kubernetes, the images.
 
 scripts/test runs it beside the other tests: `python -m cluster.prepare` with tests/ on the path. It
-ends with CANNOT where no cluster can run on this machine, its last line saying why; any other
-failure is one of ours. All of it is repeatable, and quick where it was done before.
+ends with CANNOT where no cluster can run on this machine, its last line saying why: that is tried
+with a cluster that has nothing of ours in it. Any other failure is one of ours. All of it is
+repeatable, and quick where it was done before.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 
 from cluster import built_images
@@ -27,8 +29,33 @@ def main() -> int:
         print(reason)
         return CANNOT
     programs.build()
+    if reason := _does_not_run():
+        print(reason)
+        return CANNOT
     built_images.build_all()
     return 0
+
+
+def _does_not_run() -> str:
+    """Why a bare cluster or an image without anything of ours can't be had; '': both can."""
+    for words in (["image-base"], ["up", "--nodes", "1"]):
+        done = _trial(*words)
+        if done.returncode != 0 and _trial(*words).returncode != 0:
+            said = (done.stdout + done.stderr).strip()
+            print(said)
+            last = (said.splitlines() or ["it said nothing"])[-1]
+            return f"`scripts/cluster {' '.join(words)}` does not work on this machine: {last}"
+    _trial("down")
+    return ""
+
+
+def _trial(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*layout.module("__main__"), *words],
+        env=layout.module_env() | {"BACKSTAY_CLUSTER_NAME": "trial"},
+        capture_output=True,
+        text=True,
+    )
 
 
 def _not_to_be_had() -> str:
