@@ -11,15 +11,17 @@ from backstay_operator.api.job import NONE, STATIC, TrainingJob
 from backstay_operator.api.quantity import parse_quantity
 from backstay_operator.manifests.wiring import Addresses
 from backstay_protocol.names import ENV_EXIT_WITH_PARENT
+from backstay_protocol.topology import PodIdentity
 
 _MANY_RESTARTS = 1000  # the restore barrier holds budget and backoff, not torchrun
 _SHUTDOWN_MARGIN_SECONDS = 30
 
 
 def launcher_env(
-    job: TrainingJob, replica: int, addresses: Addresses, grace_seconds: int
+    job: TrainingJob, pod: PodIdentity, addresses: Addresses, grace_seconds: int
 ) -> dict[str, str]:
-    """Environment of the trainer container of one replica."""
+    """Environment of the trainer container of one pod."""
+    replica = pod.replica
     common = {"OMP_NUM_THREADS": str(_threads(job))}
     if job.spec.launcher == NONE:
         return common | _none(job, replica, addresses)
@@ -30,27 +32,39 @@ def launcher_env(
         "PET_SHUTDOWN_TIMEOUT": str(shutdown),
         ENV_EXIT_WITH_PARENT: "1",
     }
-    own = _static if job.spec.launcher == STATIC else _torchrun
-    return common | own(job, replica, addresses)
+    if job.spec.launcher == STATIC:
+        return common | _static(replica, addresses)
+    return common | _torchrun(job, pod, addresses)
 
 
-def _torchrun(job: TrainingJob, replica: int, addresses: Addresses) -> dict[str, str]:
+def _torchrun(job: TrainingJob, pod: PodIdentity, addresses: Addresses) -> dict[str, str]:
     """c10d: one agent that rejoins restarts the processes of the whole world, no container."""
     barrier = ceil(job.spec.restore.barrier_seconds)
     return {
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ID": addresses.rendezvous_id,
         "PET_RDZV_ENDPOINT": f"{addresses.hosts[0]}:{addresses.rendezvous_port}",
-        "PET_RDZV_CONF": f"is_host={int(replica == 0)},keep_alive_interval=2,"
+        "PET_RDZV_CONF": f"is_host={int(pod.replica == 0)},keep_alive_interval=2,"
         f"keep_alive_max_attempt=3,join_timeout={barrier}",
-        "PET_LOCAL_ADDR": addresses.hosts[replica],
+        "PET_LOCAL_ADDR": _agent_name(pod, addresses),
         "PET_MAX_RESTARTS": str(_MANY_RESTARTS),
         "PET_MONITOR_INTERVAL": "0.1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
 
 
-def _static(job: TrainingJob, replica: int, addresses: Addresses) -> dict[str, str]:
+def _agent_name(pod: PodIdentity, addresses: Addresses) -> str:
+    """What an agent is known by at the rendezvous, beside its pid, which is the same in all pods.
+
+    With the generation in it a pod that was cut off and comes back is not taken for its successor:
+    it would take that one out of the world, which then begins once more. Ranks follow the order of
+    these names; only replica 0's must be an address.
+    """
+    host = addresses.hosts[pod.replica]
+    return f"{host}-{pod.generation}" if pod.replica else host
+
+
+def _static(replica: int, addresses: Addresses) -> dict[str, str]:
     """Static agents can't re-form a world: their workers end, and the containers restart."""
     return {
         "PET_NODE_RANK": str(replica),

@@ -107,7 +107,7 @@ def _metadata(
 def _trainer(
     container: Mapping[str, Any], job: TrainingJob, identity: PodIdentity, wiring: Wiring
 ) -> dict[str, Any]:
-    own = launcher_env(job, identity.replica, wiring.addresses, wiring.sidecar.grace_seconds)
+    own = launcher_env(job, identity, wiring.addresses, wiring.sidecar.grace_seconds)
     own |= {
         **wiring.trainer_env,
         ENV_VOLUME: MEMORY_MOUNT,

@@ -69,6 +69,11 @@ class Census:
                 self._see(rank, now)
         return True
 
+    def generation(self, replica: int) -> int:
+        """Of the newest pod of the replica that was heard; 0: none was."""
+        heard = self._heard.get(replica)
+        return heard.request.generation if heard else 0
+
     def requests(self) -> dict[int, ProgressRequest]:
         """Replica -> its newest word."""
         return {replica: heard.request for replica, heard in sorted(self._heard.items())}

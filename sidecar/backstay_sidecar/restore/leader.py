@@ -17,6 +17,7 @@ from backstay_protocol.errors import BackstayError
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import RemoteLayout
 from backstay_protocol.messages import (
+    FAILED,
     CheckpointList,
     FlushReply,
     JobView,
@@ -143,7 +144,14 @@ class Leader:
     # --- rounds -------------------------------------------------------------------------------
 
     async def join(self, request: JoinRequest) -> JoinReply:
-        """POST /v1/leader/join: a long poll."""
+        """POST /v1/leader/join: a long poll. A pod that was replaced opens no round."""
+        newest = self._duties.census.generation(request.replica)
+        if request.generation < newest:
+            message = (
+                f"this pod (generation {request.generation} of replica {request.replica}) was "
+                f"replaced by generation {newest}"
+            )
+            return JoinReply(status=FAILED, message=message)
         self._duties.moved(request.replica, request.address)
         return await self._driver.join(request)
 

@@ -201,10 +201,45 @@ def test_without_a_local_tier_nothing_of_a_disk_is_mounted(
 # --- launcher -------------------------------------------------------------------------------------
 
 
+def pod_of(replica: int, generation: int = 7) -> PodIdentity:
+    return PodIdentity(replica=replica, generation=generation, current={}, replaces=0)
+
+
+def test_an_agent_is_told_from_its_successor_and_its_rank_stays(
+    job: TrainingJob, wiring: Wiring
+) -> None:
+    """Tried with torchrun in pid namespaces: by the host's name alone, a pod that was cut off takes
+    its successor out of the world when it comes back.
+    """
+
+    def name(replica: int, generation: int) -> str:
+        return launcher_env(job, pod_of(replica, generation), wiring.addresses, 120)[
+            "PET_LOCAL_ADDR"
+        ]
+
+    assert name(1, 7) != name(1, 8)
+    assert name(0, 7) == name(0, 8) == "gpt-00000.gpt", "others connect to it"
+    assert name(0, 9) < name(1, 10) < name(2, 9)
+
+
+@pytest.mark.parametrize(
+    "hosts", [("10.0.0.1", "10.0.0.10"), ("a", "a.b"), ("10.0.0.8", "10.0.1.2")]
+)
+def test_generations_do_not_change_the_order_of_addresses(
+    job: TrainingJob, hosts: tuple[str, str]
+) -> None:
+    addresses = Addresses(hosts={0: "1", 1: hosts[0], 2: hosts[1]}, rendezvous_id="u")
+    names = [
+        launcher_env(job, pod_of(replica, 9 - replica), addresses, 120)["PET_LOCAL_ADDR"]
+        for replica in range(3)
+    ]
+    assert names == sorted(names)
+
+
 def test_torchrun_gets_the_recipe_that_lets_one_agent_restart_the_world(
     job: TrainingJob, wiring: Wiring
 ) -> None:
-    env = launcher_env(job, 2, wiring.addresses, 120)
+    env = launcher_env(job, pod_of(2), wiring.addresses, 120)
     assert env == {
         "OMP_NUM_THREADS": "2",
         "PET_NNODES": "3",
@@ -216,17 +251,17 @@ def test_torchrun_gets_the_recipe_that_lets_one_agent_restart_the_world(
         "PET_RDZV_ENDPOINT": "gpt-00000.gpt:29400",
         "PET_RDZV_CONF": "is_host=0,keep_alive_interval=2,keep_alive_max_attempt=3,"
         "join_timeout=600",
-        "PET_LOCAL_ADDR": "gpt-00002.gpt",
+        "PET_LOCAL_ADDR": "gpt-00002.gpt-7",
         "PET_MAX_RESTARTS": "1000",
         "PET_MONITOR_INTERVAL": "0.1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    assert "is_host=1" in launcher_env(job, 0, wiring.addresses, 120)["PET_RDZV_CONF"]
+    assert "is_host=1" in launcher_env(job, pod_of(0), wiring.addresses, 120)["PET_RDZV_CONF"]
 
 
 def test_static_never_restarts_its_own_workers(job: TrainingJob, wiring: Wiring) -> None:
     static = replace(job, spec=replace(job.spec, launcher="static"))
-    env = launcher_env(static, 1, wiring.addresses, 120)
+    env = launcher_env(static, pod_of(1), wiring.addresses, 120)
     assert env["PET_MAX_RESTARTS"] == "0"
     assert (env["PET_NODE_RANK"], env["PET_MASTER_ADDR"]) == ("1", "gpt-00000.gpt")
     assert "PET_RDZV_BACKEND" not in env
@@ -234,7 +269,7 @@ def test_static_never_restarts_its_own_workers(job: TrainingJob, wiring: Wiring)
 
 def test_without_a_launcher_the_program_is_its_rank(job: TrainingJob, wiring: Wiring) -> None:
     alone = replace(job, spec=replace(job.spec, launcher="none", processes_per_replica=1))
-    env = launcher_env(alone, 1, wiring.addresses, 120)
+    env = launcher_env(alone, pod_of(1), wiring.addresses, 120)
     assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == ("1", "3", "0")
     assert not any(name.startswith("PET_") for name in env)
 
@@ -264,7 +299,7 @@ def test_the_containers_cpus_are_shared_by_its_ranks(
     trainer = {**job.spec.trainer, "resources": resources}
     template = {"spec": {"containers": [trainer]}}
     changed = replace(job, spec=replace(job.spec, pod_template=template))
-    assert launcher_env(changed, 0, wiring.addresses, 120)["OMP_NUM_THREADS"] == threads
+    assert launcher_env(changed, pod_of(0), wiring.addresses, 120)["OMP_NUM_THREADS"] == threads
 
 
 # --- topology -------------------------------------------------------------------------------------

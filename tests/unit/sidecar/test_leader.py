@@ -22,9 +22,11 @@ from backstay_protocol.messages import (
     ConfirmRequest,
     FlushReply,
     Inventory,
+    JoinRequest,
     Policy,
     ProgressReply,
     ProgressRequest,
+    RankJoin,
     RankProgress,
     RestoreRequest,
     TierState,
@@ -202,6 +204,26 @@ async def test_a_pod_that_was_replaced_is_told_nothing(solo: Solo) -> None:
     await solo.leader.progress(solo.report())
     reply = await solo.leader.progress(solo.report(generation=6))
     assert (reply.attempt, "replaced" in reply.message) == (0, True)
+
+
+async def test_a_pod_that_was_replaced_opens_no_round_and_moves_no_address(solo: Solo) -> None:
+    """It may live on behind a network that was cut: its trainer starts again and calls restore."""
+    await solo.begin()
+    await solo.told(10)
+    old = JoinRequest(
+        replica=0,
+        generation=6,
+        current={0: 6},
+        replaces=0,
+        uid="old",
+        address="10.9.9.9:7070",
+        ranks=(RankJoin(rank=0, local_rank=0, nonce="old", world_size=1),),
+        wait_seconds=1.0,
+    )
+    reply = await solo.leader.join(old)
+    assert (reply.status, "was replaced by generation 7" in reply.message) == ("failed", True)
+    assert solo.leader.job().phase == "Training"
+    assert (await solo.told(11)).addresses[0] != "10.9.9.9:7070"
 
 
 async def test_a_leader_that_restarts_takes_the_running_attempt_over(solo: Solo) -> None:
