@@ -10,11 +10,11 @@ from backstay_protocol.messages import Candidate
 
 
 def tell_candidates(candidates: Sequence[Candidate], more: int) -> None:
-    """One line each, newest first: taken or not, where it is, why."""
+    """One line each: taken or not, where it is, why."""
     if not candidates:
         typer.echo("no checkpoint was in sight, or nobody kept which ones were")
         return
-    typer.echo("checkpoints in sight, newest first:")
+    typer.echo("checkpoints in sight:")
     for candidate in candidates:
         mark = "taken " if candidate.taken else "not   "
         name = f"step {candidate.checkpoint.step} of attempt {candidate.checkpoint.attempt}"

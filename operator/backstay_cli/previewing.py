@@ -5,33 +5,26 @@ Used by `backstay restore`. It begins nothing and writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from backstay_cli.catalog.sight import Sight
 from backstay_cli.client import SidecarClient
-from backstay_protocol.choice import Base, Fresh, Refuse, RestoreView, choose
-from backstay_protocol.completeness import complete, incomplete
-from backstay_protocol.history import newest_lineage
-from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import (
-    BASE_OUTCOME,
-    FRESH_OUTCOME,
-    REFUSE_OUTCOME,
-    Candidate,
-    RestorePreview,
-)
-from backstay_protocol.names import TIERS, URL_RESTORE_PREVIEW
+from backstay_cli.errors import CommandError
+from backstay_protocol.choice import RestoreView, choose
+from backstay_protocol.errors import Refused
+from backstay_protocol.explain import explain
+from backstay_protocol.messages import RestorePreview
+from backstay_protocol.names import URL_RESTORE_PREVIEW
+from backstay_protocol.origins import OtherRun, run_to_list
 from backstay_protocol.topology import ManualChoice
 
 _BY_HAND = "backstay restore --dry-run"
 """Token of a choice that nobody has applied."""
-_SHOWN = 50
 _PREVIEW_SECONDS = 90.0
 """The leader lists the remote tier before it answers."""
-_OUTCOMES: dict[type, str] = {Base: BASE_OUTCOME, Fresh: FRESH_OUTCOME, Refuse: REFUSE_OUTCOME}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +86,23 @@ class Wanted:
 def ask_leader(leader: SidecarClient, wanted: Wanted) -> RestorePreview:
     """GET /v1/restore/preview."""
     path = f"{URL_RESTORE_PREVIEW}{wanted.query}"
-    return leader.get(RestorePreview, path, timeout=_PREVIEW_SECONDS)
+    try:
+        return leader.get(RestorePreview, path, timeout=_PREVIEW_SECONDS)
+    except Refused as error:
+        if error.status != 404:
+            raise
+        raise CommandError(
+            "the job's sidecars are of a version that can't tell what a restore would take",
+            "ask its bucket: --bucket, --endpoint and --run; its next pods have a newer version",
+        ) from error
 
 
-def from_sight(run: str, sight: Sight, wanted: Wanted, world_size: int = 0) -> RestorePreview:
+def from_sight(
+    run: str, sight: Sight, wanted: Wanted, *, others: Iterable[OtherRun] = (), world_size: int = 0
+) -> RestorePreview:
     """As the next attempt's leader would decide, with its claim taken and the remote tier listed.
 
-    `world_size`: of the job; 0: that of what is kept.
+    `others`: other runs that were listed; `world_size`: of the job; 0: that of what is kept.
     """
     view = RestoreView(
         attempt=max(sight.attempts, default=0) + 1,
@@ -112,41 +115,22 @@ def from_sight(run: str, sight: Sight, wanted: Wanted, world_size: int = 0) -> R
         claimed=sight.remote,
         listed=sight.remote,
         intents=sight.intents,
+        others={other.run: other for other in others},
         manual=wanted.choice,
     )
-    decided = choose(view)
-    taken = decided.checkpoint if isinstance(decided, Base) else None
-    every = list(_candidates(view, taken, decided.reason))
+    found = explain(view, choose(view))
     return RestorePreview(
         run=run,
         attempt=0,
-        outcome=_OUTCOMES[type(decided)],
-        reason=decided.reason,
-        checkpoint=taken,
-        candidates=tuple(every[:_SHOWN]),
-        more_candidates=max(0, len(every) - _SHOWN),
+        outcome=found.outcome,
+        reason=found.reason,
+        checkpoint=found.checkpoint,
+        checkpoint_run=found.origin_run,
+        candidates=found.candidates,
+        more_candidates=found.more,
     )
 
 
-def _candidates(view: RestoreView, taken: CheckpointId | None, reason: str) -> Iterator[Candidate]:
-    told = {copy.checkpoint.attempt: () for copy in view.copies} | dict(view.chains)
-    head = newest_lineage([*view.records, *view.bases], told)
-    faults, whole = incomplete(view.copies), complete(view.copies)
-    for checkpoint in sorted({copy.checkpoint for copy in view.copies}, reverse=True):
-        if checkpoint == taken:
-            why = reason
-        elif checkpoint not in whole:
-            why = faults.get(checkpoint, "no copy that counts is left")
-        elif head is None or not head.contains(checkpoint):
-            why = "whole, but off the lineage: what a failed attempt saved never became history"
-        elif checkpoint in view.intents:
-            why = "whole, but about to be deleted from the remote tier"
-        else:
-            why = "whole, and older than the one taken" if taken else "whole, but not chosen"
-        there = {copy.tier for copy in view.copies if copy.checkpoint == checkpoint}
-        yield Candidate(
-            checkpoint=checkpoint,
-            taken=checkpoint == taken,
-            why=why,
-            tiers=tuple(tier for tier in TIERS if tier in there),
-        )
+def other_run(sight: Sight, wanted: Wanted) -> str:
+    """The run that must be listed, too; empty: none."""
+    return run_to_list(wanted.choice, (*sight.records, *sight.bases))

@@ -412,6 +412,13 @@ def test_a_bucket_alone_tells_what_a_restore_would_take_and_what_one_considered(
     assert "off the lineage" in why[30]
     chosen = call("restore", "--dry-run", *where, "--step", "20", "-o", "json", **keys)
     assert json.loads(chosen.stdout)["preview"]["checkpoint"] == str(CheckpointId(20, DEAD))
+    there = ("--bucket", bucket, "--endpoint", s3_server.endpoint, "--prefix", "some/prefix")
+    other = call(
+        "restore", "--dry-run", *there, "--run", "team/new", "--from", RUN, "-o", "json", **keys
+    )
+    told = json.loads(other.stdout)["preview"]
+    assert (told["outcome"], told["checkpoint_run"]) == ("origin", RUN)
+    assert told["checkpoint"] == str(CheckpointId(25, LIVE))  # the newest durable one
     nothing = call("explain-restore", *where, **keys)
     assert nothing.exit_code == 3
     taken = Candidate(checkpoint=CheckpointId(20, DEAD), taken=True, why="the newest")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import yaml
 
 from backstay_cli.buckets import local_bucket
 from backstay_cli.bundle.archive import Bundle
 from backstay_cli.bundle.from_sidecars import gather_sidecars
 from backstay_cli.bundle.listing import list_bucket, list_folder
+from backstay_cli.errors import UsageError
 from backstay_cli.find import LocalJob
 from backstay_cli.leader import local_leader
 from backstay_cli.local.state import memory_root
@@ -30,7 +34,7 @@ async def gather_local(job: LocalJob, bundle: Bundle) -> None:
     for path in sorted((root / "pods").glob("*/*.json")):
         name = f"pods/{path.parent.name}/{path.name}"
         with bundle.attempt(name):
-            bundle.text(name, path.read_text(), "what the pod was told of the job")
+            bundle.json(name, json.loads(path.read_bytes()), "what the pod was told of the job")
     list_folder(root / "nodes", "disks.tsv", bundle)
     list_folder(memory_root(job.status.uid), "memory.tsv", bundle)
     if job.running:
@@ -45,7 +49,12 @@ def _manifest(path: Path | None, bundle: Bundle) -> None:
         bundle.missing("manifest.yaml", "the runner's record does not name it")
         return
     with bundle.attempt("manifest.yaml"):
-        bundle.text("manifest.yaml", path.read_text(), f"the manifest {path}, as it is now")
+        try:
+            tree = yaml.safe_load(path.read_bytes())
+        except yaml.YAMLError as error:
+            raise UsageError(f"{path} is no YAML any more") from error
+        text = yaml.safe_dump(bundle.masker.tree(tree), sort_keys=False)
+        bundle.text("manifest.yaml", text, f"the manifest {path}, as it is now, without comments")
 
 
 async def _store(job: LocalJob, bundle: Bundle) -> None:

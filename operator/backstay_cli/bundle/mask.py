@@ -25,6 +25,12 @@ _ASSIGNED = re.compile(
     rf"""(?P<name>[\w.-]*{_NAME})(?P<sign>["']?\s*[=:]\s*["']?)(?P<value>[^\s"'&,;]+)""",
     re.IGNORECASE,
 )
+_NAMED = re.compile(
+    rf"""(?P<name>name["']?\s*:\s*["']?(?P<of>[\w.-]*{_NAME}[\w.-]*)["']?\s*,?\s*)"""
+    r"""(?P<sign>["']?value["']?\s*:\s*["']?)(?P<value>[^\s"',}}]+)""",
+    re.IGNORECASE,
+)
+"""An entry of `env` in YAML or JSON that stands in a text."""
 _NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?%?", re.IGNORECASE)
 _FORMS = (
     re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{8,}"),
@@ -60,7 +66,7 @@ class Masker:
             text = text.replace(secret, MASK)
         for form in _FORMS:
             text = form.sub(MASK, text)
-        return _ASSIGNED.sub(_masked, text)
+        return _ASSIGNED.sub(_masked, _NAMED.sub(_masked_entry, text))
 
     def tree(self, tree: Any) -> Any:
         """Values of JSON: environment by its names, data of Secrets, all texts as `text`."""
@@ -105,6 +111,10 @@ def looks_secret(name: str) -> bool:
     if name in ("credentialsSecret", "caSecret", "secretName"):
         return False
     return bool(_SECRET_NAME.search(name) or _CAMEL_NAME.search(name))
+
+
+def _masked_entry(found: re.Match[str]) -> str:
+    return f"{found['name']}{found['sign']}{MASK}" if looks_secret(found["of"]) else found[0]
 
 
 def _masked(found: re.Match[str]) -> str:

@@ -19,6 +19,7 @@ from backstay_protocol.layout import RemoteLayout
 from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import ShardCopy
 from backstay_protocol.names import REMOTE
+from backstay_protocol.origins import OtherRun
 from backstay_protocol.records import AttemptRecord, CommitRecord
 
 if TYPE_CHECKING:  # the S3 client takes long to import
@@ -42,6 +43,8 @@ class Sight:
     """From the remote tier."""
     copies: tuple[ShardCopy, ...] = ()
     chains: dict[int, Chain] = field(default_factory=dict)
+    commits: frozenset[CheckpointId] = frozenset()
+    """With a commit record in the remote tier."""
     intents: frozenset[CheckpointId] = frozenset()
     remote: bool = False
     """There is a remote tier, and it was listed."""
@@ -53,8 +56,20 @@ class Sight:
             bases=self.bases + other.bases,
             copies=self.copies + other.copies,
             chains={**self.chains, **other.chains},
+            commits=self.commits | other.commits,
             intents=self.intents | other.intents,
             remote=self.remote or other.remote,
+        )
+
+    def as_other(self, run: str) -> OtherRun:
+        """What was seen of another run's part of the remote tier."""
+        return OtherRun(
+            run=run,
+            bases=self.bases,
+            copies=self.copies,
+            chains=self.chains,
+            commits=self.commits,
+            intents=self.intents,
         )
 
     @property
@@ -107,6 +122,7 @@ class _BucketReader:
             bases=tuple(base for base in bases if base is not None),
             copies=tuple(copies),
             chains=chains,
+            commits=frozenset(c for c, commit in commits.items() if commit is not None),
             intents=frozenset(self._intents(keys)),
             remote=True,
         )

@@ -20,7 +20,7 @@ from backstay_cli.errors import EXIT_FAILED, UsageError
 from backstay_cli.find import choose_job
 from backstay_cli.leader import leader_of
 from backstay_cli.output import Format, OutputOption, print_json
-from backstay_cli.previewing import Previewed, Wanted, ask_leader, from_sight
+from backstay_cli.previewing import Previewed, Wanted, ask_leader, from_sight, other_run
 from backstay_cli.where import WHERE_HELP, Where, disks_of, opened_bucket, with_catalog
 from backstay_operator.api.names import LABEL_JOB
 from backstay_protocol import codec
@@ -131,20 +131,24 @@ def _in_cluster(where: Where, wanted: Wanted) -> Previewed:
 
 
 async def _without_leader(where: Where, wanted: Wanted, world_size: int = 0) -> Previewed:
-    sight, run, source = Sight(), where.run, ""
+    sight, run, sources, others = Sight(), where.run, [], []
     local = None
     if not where.bucket and not where.in_cluster:
         local = choose_job(where.job, where.state_dir, running=None)
         run = local.status.run
         sight = DiskCatalog(disks_of(local), run).sight()
-        source = "its disks"
+        sources.append("its disks")
     if local is None or local.status.embedded or local.status.endpoint:
         async with opened_bucket(where) as found:
             run = found.run
-            sight = sight.with_other(bucket_sight(found.bucket, found.layout, found.run))
-            source = " and ".join(filter(None, [source, str(found.bucket)]))
-    preview = from_sight(run, sight, wanted, world_size)
-    return Previewed(source=f"{source} alone; no leader was asked", preview=preview)
+            sight = sight.with_other(bucket_sight(found.bucket, found.layout, run))
+            if other := other_run(sight, wanted):
+                layout = found.layout.sibling(other)
+                others.append(bucket_sight(found.bucket, layout, other).as_other(other))
+            sources.append(str(found.bucket))
+    preview = from_sight(run, sight, wanted, others=others, world_size=world_size)
+    source = f"{' and '.join(sources)} alone; no leader was asked"
+    return Previewed(source=source, preview=preview)
 
 
 def _tell(found: Previewed) -> None:

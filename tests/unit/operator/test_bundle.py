@@ -6,10 +6,12 @@ import base64
 import json
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from backstay_protocol.messages import AgentStatus, CheckpointList, ReplicaView
 from backstay_protocol.names import URL_CHECKPOINTS, URL_JOB, URL_METRICS, URL_STATUS
@@ -224,6 +226,18 @@ def test_of_a_stopped_local_job_folder_and_logs_are_there(tmp_path: Path) -> Non
     assert json.loads(parts["pods/plain-0-1/topology.json"]) == {"job": "plain"}
     assert_without(parts, token)
     assert any(line.startswith("leader: ") for line in index["missing"])
+
+
+def test_a_local_jobs_manifest_is_in_it_with_its_secrets_masked(tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(f"# {PASSWORD}\nenv: [{{name: MY_API_KEY, value: {PASSWORD}}}]\nsteps: 5\n")
+    plain = PlainRun(tmp_path)
+    record = plain.state.read()
+    assert record is not None
+    plain.state.write(replace(record, manifest=str(manifest)))
+    parts, _ = bundle(tmp_path, "--state-dir", str(plain.state.root))
+    assert yaml.safe_load(parts["manifest.yaml"])["steps"] == 5
+    assert_without(parts, PASSWORD)
 
 
 def test_by_a_sidecars_address_what_sidecars_say_is_there(

@@ -87,6 +87,9 @@ def test_data_of_secrets_and_copies_of_the_manifest_are_left_out() -> None:
         ("export WANDB_API_KEY=12ab34cd", "12ab34cd"),
         ('{"password": "hunter22"}', "hunter22"),
         ("--hub-token hunter22=x token=hunter22", "token=hunter22"),
+        ("env: [{name: MY_API_KEY, value: hunter22}]", "hunter22"),
+        ("- name: HF_TOKEN\n  value: 'hunter22'\n", "hunter22"),
+        ('{"name": "DB_PASSWORD", "value": "hunter22"}', "hunter22"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "MIIE"),
     ],
 )
@@ -100,6 +103,7 @@ def test_forms_that_are_a_secret_by_themselves_are_masked(text: str, masked: str
     "text",
     [
         "step 1200 loss=0.25 tokens=4096 token: 12.5",
+        "- name: EPOCHS\n  value: 3",
         "step 1200 of attempt 1796000000000001 is durable",
         "keepLast: 2, topologyKey: topology.kubernetes.io/zone",
         "checkpoints/000000001200-001796000000000001/00000.safetensors",

@@ -69,6 +69,13 @@ def test_a_persons_choice_is_put_to_the_leader(leader: FakeLeader) -> None:
     assert leader.asked == [f"GET {path}"]
 
 
+def test_a_leader_of_an_older_version_is_told_apart(leader: FakeLeader) -> None:
+    leader.answers.clear()
+    done = ask(leader, "--dry-run")
+    assert done.exit_code == 1
+    assert "of a version that can't tell what a restore would take" in done.output
+
+
 # --- by what is kept ------------------------------------------------------------------------------
 
 
