@@ -12,13 +12,14 @@ import httpx
 
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
-from backstay_protocol.messages import ErrorReply, FlushReply, JobView, Policy
+from backstay_protocol.messages import ErrorReply, FlushReply, JobView, Placement, Policy
 from backstay_protocol.names import (
     HEADER_PROTOCOL,
     PORT_API,
     PROTOCOL_VERSION,
     URL_FLUSH,
     URL_JOB,
+    URL_PLACEMENT,
     URL_POLICY,
 )
 
@@ -42,8 +43,12 @@ class Leaders(Protocol):
         """POST /v1/flush; None: no answer."""
         ...
 
-    async def set_interval(self, host: str, token: str, every_steps: int) -> bool:
-        """PUT /v1/policy: another capture interval for all ranks. False: not now."""
+    async def set_policy(self, host: str, token: str, policy: Policy) -> bool:
+        """PUT /v1/policy: other schedules and retention. False: not now."""
+        ...
+
+    async def set_placement(self, host: str, token: str, placement: Placement) -> bool:
+        """PUT /v1/placement: where the pods run. False: not now."""
         ...
 
 
@@ -70,13 +75,19 @@ class HttpLeaders:
         """See Leaders."""
         return await self._ask("POST", URL_FLUSH, host, token, FlushReply)
 
-    async def set_interval(self, host: str, token: str, every_steps: int) -> bool:
+    async def set_policy(self, host: str, token: str, policy: Policy) -> bool:
         """See Leaders."""
-        body = codec.dumps(Policy(every_steps=every_steps))
+        return await self._put(URL_POLICY, host, token, policy)
+
+    async def set_placement(self, host: str, token: str, placement: Placement) -> bool:
+        """See Leaders."""
+        return await self._put(URL_PLACEMENT, host, token, placement)
+
+    async def _put(self, path: str, host: str, token: str, message: Policy | Placement) -> bool:
         try:
             answer = await self._client.put(
-                _url(host, URL_POLICY),
-                content=body,
+                _url(host, path),
+                content=codec.dumps(message),
                 headers={**_bearer(token), "Content-Type": "application/json"},
             )
         except httpx.HTTPError:

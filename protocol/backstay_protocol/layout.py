@@ -12,6 +12,8 @@ MANIFEST_SUFFIX = ".json"
 ATTEMPT_FILE = "attempt.json"
 RESTORES_FILE = "restores.json"
 DELETED_FILE = "deleted.json"
+POLICY_FILE = "policy.json"
+PLACEMENT_FILE = "placement.json"
 _SHARD_KEY = re.compile(r"checkpoints/(\d+-\d+)/(\d+)\.(safetensors|json)")
 
 
@@ -24,6 +26,8 @@ class MemoryLayout:
         self.socket = f"{self.root}/{SOCKET_NAME}"
         self.attempt_file = f"{self.root}/{ATTEMPT_FILE}"
         self.deleted_file = f"{self.root}/{DELETED_FILE}"
+        self.policy_file = f"{self.root}/{POLICY_FILE}"
+        self.placement_file = f"{self.root}/{PLACEMENT_FILE}"
         self.ranks = f"{self.root}/ranks"
 
     def rank_folder(self, rank: int) -> str:

@@ -60,6 +60,8 @@ class AttemptRecord:
     origin: Origin | None = None
     """Given contents that the attempt, or one before it without a base of its own, started from;
     `base` is then None and `chain` empty. The next attempt needs it while nothing is whole."""
+    every_steps: int = 0
+    """Capture interval from the attempt's first step on; 0: as the topology says."""
 
 
 @dataclass(frozen=True, kw_only=True)

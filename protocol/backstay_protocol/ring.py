@@ -18,6 +18,11 @@ class Ring:
 
     neighbors: dict[int, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    same_node: tuple[int, ...] = ()
+    """Replicas whose neighbour runs on the same node."""
+    same_domain: tuple[int, ...] = ()
+    """Replicas whose neighbour is in the same failure domain; a node not known to be in one is a
+    domain of its own."""
 
 
 def neighbors(
@@ -36,7 +41,12 @@ def neighbors(
     domains = {replica: (domain or {}).get(replica, nodes[replica]) for replica in order}
     ring = _best_shift(_grouped(order, nodes, domains), nodes, domains)
     _mend(ring, nodes)
-    return Ring(ring, _warnings(ring, nodes, domains if domain else nodes))
+    return Ring(
+        ring,
+        _warnings(ring, nodes, domains if domain else nodes),
+        same_node=tuple(r for r, other in sorted(ring.items()) if nodes[r] == nodes[other]),
+        same_domain=tuple(r for r, other in sorted(ring.items()) if domains[r] == domains[other]),
+    )
 
 
 def _grouped(order: list[int], nodes: Mapping[int, str], domains: Mapping[int, str]) -> list[int]:

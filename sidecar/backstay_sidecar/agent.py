@@ -54,6 +54,7 @@ from backstay_sidecar.replication.prestop import Prestop
 from backstay_sidecar.replication.progress import Progress
 from backstay_sidecar.replication.refill import Elsewhere, refill
 from backstay_sidecar.replication.replicator import Replicator
+from backstay_sidecar.replication.rules import Rules
 from backstay_sidecar.replication.thinning import Thinning
 from backstay_sidecar.replication.wanted import LeaderWord, to_strike
 from backstay_sidecar.restore.leader import Leader
@@ -126,18 +127,21 @@ class Agent:
                 emit=emit,
                 sweep=self.stores.abort_stale_uploads,
                 keep=self.stores.keep_restores,
+                placement_file=self.stores.layout.placement_file,
             )
         self.whole_job = WholeJob(
             self.leader, self.peers, lambda words: emit("requested", words=words)
         )
         where = self.stores.disk or self.stores.layout
         self._deleted = Deleted(where.deleted_file)
+        self._rules = Rules(self.stores.layout.policy_file, topology.tiers)
         self.replicator = Replicator(
             memory=self.stores.memory,
             local=self.stores.local,
             held=self.stores.held,
             outer=self._outer_tiers(),
             tiers=topology.tiers,
+            schedule=self._rules.schedule,
             word=self.word,
             changed=self._changed,
             emit=emit,
@@ -212,7 +216,7 @@ class Agent:
             self._in_background(self._prepare_disk(area))
         self._in_background(self._recall_deleted())
         if self.leader is not None:
-            self.leader.start()
+            self.leader.start(self._rules.told)
         self.member.start(self.leader if self.leader is not None else self.peers)
         self.replicator.start()
         self.progress.start()
@@ -255,6 +259,7 @@ class Agent:
 
     def _prepare_memory(self) -> None:
         make_folder(self.stores.layout.ranks)
+        self._rules.recall()
         self.member.prepare()
 
     async def _prepare_disk(self, area: DiskStore) -> None:
@@ -342,7 +347,8 @@ class Agent:
                 self._suspect(bad)
         reply = await self.member.confirm(request)
         if reply.status == GO:
-            self.control.begin(request.rank)
+            record = self.member.record
+            self.control.begin(request.rank, record.every_steps if record is not None else 0)
             self.replicator.notice()
             self.progress.changed()
         return reply
@@ -392,6 +398,7 @@ class Agent:
         for replica, address in reply.addresses.items():
             self.peers.moved(replica, address)
         self._follow_neighbor(reply)
+        self._follow_policy(reply)
         self._write_word()
         if self._deleted.heed(reply):
             self._in_background(self._write_deleted())
@@ -414,6 +421,13 @@ class Agent:
         old, self._neighbor = self._neighbor, neighbor
         if neighbor is not None and (old is None or old.replica != neighbor.replica):
             self.replicator.offer_again()
+
+    def _follow_policy(self, reply: ProgressReply) -> None:
+        if self._rules.heed(reply):
+            try:
+                self._rules.save()
+            except OSError as error:
+                log.warning("the policy can't be written down: %s", error)
 
     def _write_word(self) -> None:
         if self.reply is not None and self.reply.attempt == self.member.attempt:
@@ -489,6 +503,7 @@ class Agent:
             uploaded=self.replicator.uploaded,
             tiers=self.replicator.states(),
             unwanted=self._deleted.checkpoints,
+            policies=self._rules.told,
             node=self.settings.node,
             seen_version=seen_version,
             wait_seconds=wait_seconds,

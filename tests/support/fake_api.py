@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from backstay_operator.api.names import LABEL_GENERATION, LABEL_JOB, LABEL_REPLICA, SIDECAR, TRAINER
@@ -16,7 +17,15 @@ from backstay_operator.cluster import NODE, POD, TRAINING_JOB, Kind, Tree
 from backstay_operator.errors import AlreadyThere, Conflict, Refused
 from backstay_operator.times import text_of
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.messages import FlushReply, JobView, ReplicaView, RestoreView, TierState
+from backstay_protocol.messages import (
+    FlushReply,
+    JobView,
+    Placement,
+    Policy,
+    ReplicaView,
+    RestoreView,
+    TierState,
+)
 
 START = 1_800_000_000.0
 
@@ -265,7 +274,8 @@ class FakeLeaders:
         self.view: JobView | None = None
         self.flush_reply: FlushReply | None = None
         self.flushes = 0
-        self.intervals: list[int] = []
+        self.policies: list[Policy] = []
+        self.placements: list[Placement] = []
         self.refused: set[str] = set()
 
     async def job(self, host: str, token: str) -> JobView | None:
@@ -275,8 +285,17 @@ class FakeLeaders:
         self.flushes += 1
         return self.flush_reply
 
-    async def set_interval(self, host: str, token: str, every_steps: int) -> bool:
-        self.intervals.append(every_steps)
+    async def set_policy(self, host: str, token: str, policy: Policy) -> bool:
+        self.policies.append(policy)
+        if self.view is not None and self.view.policy is not None:
+            tiers = {**self.view.policy.tiers, **policy.tiers}
+            self.view = replace(self.view, policy=Policy(tiers=tiers))
+        return True
+
+    async def set_placement(self, host: str, token: str, placement: Placement) -> bool:
+        self.placements.append(placement)
+        if self.view is not None:
+            self.view = replace(self.view, placement=placement)
         return True
 
 

@@ -22,6 +22,7 @@ from backstay_operator.decide import (
     decide,
 )
 from backstay_operator.decide.admission import accepted, refusal, refused
+from backstay_operator.decide.live import placement_of, policy_change
 from backstay_operator.handlers.failures import note_failure
 from backstay_operator.handlers.queue import Key
 from backstay_operator.handlers.tellings import tellings_of
@@ -33,6 +34,7 @@ from backstay_operator.observe.reader import Reader, Seen
 from backstay_operator.persisted import parse_record
 from backstay_operator.settings import RestartSettings, SidecarSettings
 from backstay_protocol.clock import Clock
+from backstay_protocol.messages import Policy
 
 WRITE_SECONDS = 2.0
 ACTED_SECONDS = 1.0
@@ -147,7 +149,7 @@ class Reconciler:
         durable = durable_annotation(status)
         if durable is not None:
             await tools.applier.annotate(tree, *durable, memory)
-        await self._set_interval(tree, job, seen, memory)
+        await self._tell_leader(tree, job, seen, memory)
         memory.phase = seen.view.phase if seen.view is not None else memory.phase
         current = set(plan.record.generations.items())
         memory.last_words = {i: w for i, w in memory.last_words.items() if i in current}
@@ -169,20 +171,34 @@ class Reconciler:
             if isinstance(action, CreatePod) and action.identity.replaces:
                 self._tools.metrics.replaced.labels(plan.reason).inc()
 
-    async def _set_interval(
+    async def _tell_leader(
         self, tree: Tree, job: TrainingJob, seen: Seen, memory: JobMemory
     ) -> None:
-        """A capture interval that was changed on a running job: its leader is told, once a world.
-
-        New worlds read it from their topology, but for pods that are older than the change.
+        """What the leader can't know: schedules that were changed on a running job, and where pods
+        run. It shows what it goes by, so that it is told again after it was replaced.
         """
+        view, leaders = seen.view, self._tools.leaders
+        if view is None:
+            return
+        placement = placement_of(seen.observed)
+        if placement is not None and placement != view.placement:
+            await leaders.set_placement(seen.leader_host, memory.token, placement)
+        if view.phase != "Training":
+            return
+        if view.policy is None:
+            await self._tell_interval(tree, job, seen, memory)
+        elif (change := policy_change(job.spec.checkpoint, view.policy)) is not None:
+            await leaders.set_policy(seen.leader_host, memory.token, change)
+
+    async def _tell_interval(
+        self, tree: Tree, job: TrainingJob, seen: Seen, memory: JobMemory
+    ) -> None:
+        """A leader of protocol 1.0 takes the capture interval alone: it is told once a world."""
         steps, view = job.spec.checkpoint.memory.schedule.every_steps, seen.view
-        if not steps or view is None or view.phase != "Training":
+        if not steps or view is None or int(tree["metadata"].get("generation") or 1) < 2:
             return
-        if int(tree["metadata"].get("generation") or 1) < 2:
-            return
-        if memory.interval != (view.attempt, steps) and await self._tools.leaders.set_interval(
-            seen.leader_host, memory.token, steps
+        if memory.interval != (view.attempt, steps) and await self._tools.leaders.set_policy(
+            seen.leader_host, memory.token, Policy(every_steps=steps)
         ):
             memory.interval = (view.attempt, steps)
 

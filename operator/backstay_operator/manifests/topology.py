@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from backstay_operator.api.job import NONE, STATIC, CheckpointSpec, TrainingJob
 from backstay_operator.errors import Unbuildable
 from backstay_operator.manifests.wiring import Wiring
-from backstay_protocol.names import PORT_API
+from backstay_protocol.messages import Policy, TierPolicy
+from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, PORT_API, REMOTE
 from backstay_protocol.topology import (
     LocalTier,
     MemoryTier,
@@ -53,6 +54,24 @@ def _tiers(checkpoint: CheckpointSpec, wiring: Wiring) -> Tiers:
         neighbor=NeighborTier(schedule=neighbor.schedule) if neighbor else None,
         remote=_remote(checkpoint, wiring),
     )
+
+
+def build_policy(checkpoint: CheckpointSpec) -> Policy:
+    """Schedules and retention as the manifest has them now, for a leader that runs."""
+    memory, local, neighbor, remote = (
+        checkpoint.memory,
+        checkpoint.local,
+        checkpoint.neighbor,
+        checkpoint.remote,
+    )
+    tiers = {MEMORY: TierPolicy(schedule=memory.schedule)}
+    if local is not None:
+        tiers[LOCAL] = TierPolicy(schedule=local.schedule, retention=local.retention)
+    if neighbor is not None:
+        tiers[NEIGHBOR] = TierPolicy(schedule=neighbor.schedule)
+    if remote is not None:
+        tiers[REMOTE] = TierPolicy(schedule=remote.schedule, retention=remote.retention)
+    return Policy(every_steps=memory.schedule.every_steps, tiers=tiers)
 
 
 def _remote(checkpoint: CheckpointSpec, wiring: Wiring) -> RemoteTier | None:

@@ -26,11 +26,11 @@ from backstay_protocol.messages.people import (
     FlushReply,
     JobView,
     LastWord,
-    Policy,
     ReplicaView,
     RestorePreview,
     RestoreView,
 )
+from backstay_protocol.messages.policy import Placement, Policies, Policy, TierPolicy
 from backstay_protocol.messages.progress import (
     Orders,
     ProgressReply,
@@ -108,6 +108,8 @@ __all__ = [
     "LastWord",
     "LeaderDecision",
     "Orders",
+    "Placement",
+    "Policies",
     "Policy",
     "ProgressReply",
     "ProgressRequest",
@@ -129,6 +131,7 @@ __all__ = [
     "Source",
     "StoreReply",
     "StoreRequest",
+    "TierPolicy",
     "TierState",
     "VerdictReply",
     "VerdictRequest",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages.common import TierState
+from backstay_protocol.messages.policy import Placement, Policy
 from backstay_protocol.messages.progress import RankProgress
 
 
@@ -166,14 +167,16 @@ class JobView:
     """Replicas that an order to leave for all has not moved in time, furthest behind first."""
     unheeded_seconds: float = 0.0
     """How long ago all were told to leave."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """PUT /v1/policy at the leader: schedules, in force from a step on."""
-
-    every_steps: int = 0
-    effective_from: int = 0
+    policy: Policy | None = None
+    """What was set last: by the topology, by the operator, by people; None: not known yet."""
+    placement: Placement | None = None
+    """What the leader was told of nodes; None: nothing."""
+    neighbors: dict[int, int] = field(default_factory=dict)
+    """Replica -> replica that keeps its copies."""
+    same_node: tuple[int, ...] = ()
+    """Replicas whose neighbour runs on the same node."""
+    same_domain: tuple[int, ...] = ()
+    """Replicas whose neighbour is in the same failure domain, as far as domains are known."""
 
 
 @dataclass(frozen=True, kw_only=True)

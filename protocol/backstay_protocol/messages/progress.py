@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages.common import Inventory, ShardCopy, TierState
+from backstay_protocol.messages.policy import Policies
 from backstay_protocol.records import AttemptRecord
 
 
@@ -51,6 +52,8 @@ class ProgressRequest:
     seen_version: int = 0
     """Version of the last reply; the leader may hold the request until it has a newer one."""
     wait_seconds: float = 0.0
+    policies: Policies = field(default_factory=Policies)
+    """What it was told to go by: a new leader hears of it so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +97,5 @@ class ProgressReply:
     addresses: dict[int, str] = field(default_factory=dict)
     """Replica -> live `host:port` of its sidecar."""
     message: str = ""
+    policies: Policies = field(default_factory=Policies)
+    """Schedules and retention that stand; empty: nothing is said, what was told before stands."""

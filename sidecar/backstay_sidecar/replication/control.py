@@ -51,13 +51,14 @@ class ControlBlocks:
         """Rank -> State, of the ranks that have attached."""
         return {rank: block[Word.STATE] for rank, block in self._blocks()}
 
-    def begin(self, rank: int) -> None:
-        """The rank is about to get its go-ahead: from its first step on it saves as configured.
+    def begin(self, rank: int, every_steps: int = 0) -> None:
+        """The rank is about to get its go-ahead: from its first step on it saves as configured, or
+        as the leader has written into the attempt's record.
 
         All ranks need the same schedule from the same step on, or they would not meet in the plan
         that the first save of an attempt makes; the leader's word comes too late for that.
         """
-        every_steps = self._tiers.memory.schedule.every_steps
+        every_steps = every_steps or self._tiers.memory.schedule.every_steps
         for found, block in self._blocks():
             if found == rank and not block[Word.EVERY_STEPS]:
                 block[Word.PREVIOUS_EVERY_STEPS] = every_steps

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event
 from typing import Any, Protocol
 
@@ -89,13 +90,15 @@ class Replicator:
         held: HeldTier | None,
         outer: Mapping[str, WritableTier],
         tiers: Tiers,
+        schedule: Callable[[str, int], Schedule],
         word: Callable[[], LeaderWord],
         changed: Callable[[], None],
         emit: Emit,
         meter: Meter,
         clock: Clock,
     ) -> None:
-        """`outer`: neighbor and remote, where configured; `word`: the leader's word that counts
+        """`outer`: neighbor and remote, where configured; `schedule`: by which a tier takes a
+        checkpoint of a step; `word`: the leader's word that counts
         now; `changed` is called when what is here, or its way outwards, has changed.
         """
         self.here = Here(disk_error=NOT_LOOKED if local is not None else "")
@@ -104,6 +107,7 @@ class Replicator:
         self._local = local
         self._held = held
         self._tiers = tiers
+        self._schedule = schedule
         self._word = word
         self._changed = changed
         self._emit = emit
@@ -313,13 +317,12 @@ class Replicator:
         if self.workers[LOCAL].retry.failures:
             return False
         chosen = self._word().persist.get(LOCAL, ())
-        return due(local.schedule, manifest.checkpoint, manifest.reason, chosen)
+        schedule = self._schedule(LOCAL, manifest.step)
+        return due(schedule, manifest.checkpoint, manifest.reason, chosen)
 
     # --- the workers' side (Moves) ------------------------------------------------------------
 
     def _queue_of(self, tier: str) -> Callable[[], list[Shard]]:
-        schedule: Schedule = getattr(self._tiers, tier).schedule
-
         def queue() -> list[Shard]:
             shards, word = self.here.shards, self._word()
             if tier != LOCAL and not word.attempt:
@@ -329,7 +332,7 @@ class Replicator:
                 there.update(self._sealing.values())
             else:
                 there = set(self._placed[tier])
-            return wanted(tier, schedule, shards.values(), there, word)
+            return wanted(tier, partial(self._schedule, tier), shards.values(), there, word)
 
         return queue
 

@@ -5,7 +5,7 @@ needs to be taken back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from backstay_protocol.history import Lineage
@@ -65,15 +65,16 @@ class LeaderWord:
 
 def wanted(
     tier: str,
-    schedule: Schedule,
+    schedule: Callable[[int], Schedule],
     shards: Iterable[Shard],
     there: Collection[ShardKey],
     word: LeaderWord,
 ) -> list[Shard]:
     """Shards to move to `tier`, first one first.
 
-    `there`: what this sidecar knows to be in the tier. Checkpoints that are complete in memory go
-    first, and of those the newest: a checkpoint that not all ranks have is of no use to anybody.
+    `schedule`: the tier's, for a step. `there`: what this sidecar knows to be in the tier.
+    Checkpoints that are complete in memory go first, and of those the newest: a checkpoint that not
+    all ranks have is of no use to anybody.
     """
     in_memory = frozenset(word.complete.get(MEMORY, ()))
     found = [s for s in shards if s.key not in there and _wanted(tier, schedule, s, word)]
@@ -81,7 +82,7 @@ def wanted(
     return found
 
 
-def _wanted(tier: str, schedule: Schedule, shard: Shard, word: LeaderWord) -> bool:
+def _wanted(tier: str, schedule: Callable[[int], Schedule], shard: Shard, word: LeaderWord) -> bool:
     checkpoint = shard.checkpoint
     complete = word.complete.get(tier, ())
     if checkpoint in complete or (checkpoint in word.unwanted and checkpoint != word.base):
@@ -96,7 +97,7 @@ def _wanted(tier: str, schedule: Schedule, shard: Shard, word: LeaderWord) -> bo
         return True
     # Only a newer one that is whole in the tier makes an older one superfluous.
     superseded = any(checkpoint < newer for newer in complete)
-    return due(schedule, checkpoint, shard.reason) and not superseded
+    return due(schedule(checkpoint.step), checkpoint, shard.reason) and not superseded
 
 
 def to_strike(published: Iterable[CheckpointId], word: LeaderWord) -> frozenset[CheckpointId]:

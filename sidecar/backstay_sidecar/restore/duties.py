@@ -13,21 +13,25 @@ from dataclasses import dataclass, field, replace
 from backstay_protocol.completeness import complete_in, published_by_all
 from backstay_protocol.history import Lineage, lineage_of
 from backstay_protocol.ids import CheckpointId
+from backstay_protocol.manifest import SCHEDULE
 from backstay_protocol.messages import (
     FlushReply,
+    Placement,
     Policy,
     ProgressReply,
     ProgressRequest,
     ShardCopy,
+    TierPolicy,
 )
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE, TIERS
 from backstay_protocol.records import AttemptRecord, CommitRecord
 from backstay_protocol.retention import ThinView, thin
 from backstay_protocol.ring import Ring, neighbors
 from backstay_protocol.schedules import chosen_by_time, due
-from backstay_protocol.topology import Schedule, Topology
+from backstay_protocol.topology import Retention, Schedule, Topology
 from backstay_sidecar.restore.census import FRESH_SECONDS, Census
 from backstay_sidecar.restore.orders import NOTICE_SECONDS, Look, OrderBook, silence
+from backstay_sidecar.restore.standing import Standing
 
 KEPT_FOR_UPLOAD = 2
 """So many of the newest checkpoints that wait for the remote tier are not thinned out before."""
@@ -80,6 +84,10 @@ class Duties:
         self._addresses: dict[int, str] = {p.replica: p.address for p in topology.peers}
         self._replaced_by = 0
         self._begun_at = float("-inf")
+        self.standing = Standing(topology.tiers)
+        self.placement: Placement | None = None
+        """What the operator told of nodes."""
+        self.ring = Ring()
         self._word = ProgressReply(attempt=0, version=first_version)
 
     # --- what happens -------------------------------------------------------------------------
@@ -125,7 +133,8 @@ class Duties:
         """An attempt has its go-ahead, or this leader found one that has."""
         self._begun_at = now
         self.record = record
-        self.orders = OrderBook(self._topology, record.attempt, now)
+        schedule = self.standing.newest.tiers[MEMORY].schedule
+        self.orders = OrderBook(self._topology, schedule, record.attempt, now)
         self.census.begin(record.attempt, now)
         self.remote = replace(self.remote, base_recorded=False)
         self._chosen = {}
@@ -144,6 +153,7 @@ class Duties:
             return False
         for checkpoint in request.unwanted:
             self._delete(checkpoint)
+        self.standing.hear(request.policies)
         if request.attempt > self.attempt:
             self._replaced_by = max(self._replaced_by, request.attempt)
         return True
@@ -182,18 +192,60 @@ class Duties:
         self._unwanted.pop(checkpoint, None)
 
     def set_policy(self, policy: Policy, look: Look) -> Policy:
-        """Another interval for all ranks, from a step that they can still hear of."""
+        """Other schedules and retention, from a step that all ranks can still hear of."""
         if self.orders is None:
-            raise ValueError("no attempt has begun: change checkpoint.memory.everySteps instead")
-        if policy.every_steps < 1:
+            raise ValueError("no attempt has begun: change the job's manifest instead")
+        if not policy.tiers and policy.every_steps < 1:
             raise ValueError(
                 f"every_steps is {policy.every_steps}; expected 1 or more (a schedule can be made "
-                "rare, not taken away: give a large number)"
+                "rare, not taken away: give a large number), or `tiers` with what shall change"
             )
         if policy.effective_from < 0:
             raise ValueError(f"effective_from is {policy.effective_from}; expected 0 or more")
-        interval = self.orders.set_every_steps(policy.every_steps, look, policy.effective_from)
-        return Policy(every_steps=interval.every_steps, effective_from=interval.from_step)
+        interval = TierPolicy(schedule=Schedule(every_steps=policy.every_steps))
+        change = policy.tiers or {MEMORY: interval}
+        why_not = self.standing.problem(change)
+        if why_not:
+            raise ValueError(why_not)
+        if self.standing.stands(change):
+            return self.standing.newest
+        return self._change(self.orders, change, look, policy.effective_from)
+
+    def _change(
+        self, orders: OrderBook, change: Mapping[str, TierPolicy], look: Look, from_step: int = 0
+    ) -> Policy:
+        start = orders.common_step(look, from_step)
+        before = self.standing.newest.tiers[MEMORY]
+        done = self.standing.change(change, start)
+        if done.tiers[MEMORY] != before:
+            orders.set_schedule(done.tiers[MEMORY].schedule, start)
+        return done
+
+    def first_interval(self, record: AttemptRecord) -> int:
+        """An attempt is about to begin: the capture interval of all its ranks."""
+        return self.standing.begin(record.base.step + 1 if record.base is not None else 0)
+
+    def _settle_policy(self, look: Look) -> None:
+        """By what the sidecars remember; then by this topology, if that was changed meanwhile."""
+        if self.orders is None:
+            return
+        if not self.standing.settled:
+            if not self.census.all_heard() and look.now - self._begun_at < FRESH_SECONDS:
+                return
+            self.standing.settle()
+            self.orders.configure(self.standing.newest.tiers[MEMORY].schedule)
+        if self.standing.wanted and look.training and not look.silent:
+            self._change(self.orders, self.standing.wanted, look)
+
+    def _step(self) -> int:
+        """Where the job is: what holds later does not hold yet."""
+        base = self.record.base if self.record is not None else None
+        ranks = self.census.ranks(self.attempt).values()
+        return min((rank.step for rank in ranks), default=base.step if base is not None else 0)
+
+    def retention(self, tier: str) -> Retention:
+        """What a tier keeps now."""
+        return self.standing.retention(tier, self._step())
 
     def flush(self) -> FlushReply:
         """Ask for one common save, or tell how far the last one got."""
@@ -251,7 +303,8 @@ class Duties:
         return self._word
 
     def _decide(self, look: Look) -> ProgressReply:
-        ring = self._ring(look.now)
+        ring = self.ring = self._ring(look.now)
+        self._settle_policy(look)
         if self.record is None or self.orders is None or self.superseded:
             why = f"attempt {self.superseded} has replaced this world" if self.superseded else ""
             return ProgressReply(attempt=0, addresses=dict(self._addresses), message=why)
@@ -271,6 +324,7 @@ class Duties:
             persist=persist,
             thin=self._thin(complete, persist, look.now),
             unwanted=tuple(sorted(self.unwanted)),
+            policies=self.standing.word,
             neighbors=ring.neighbors,
             addresses=dict(self._addresses),
             message="; ".join(filter(None, warnings)),
@@ -330,8 +384,8 @@ class Duties:
         return [n for n in TIERS if n != MEMORY and getattr(tiers, n) is not None]
 
     def _schedule(self, tier: str) -> Schedule:
-        schedule: Schedule = getattr(self._topology.tiers, tier).schedule
-        return schedule
+        """That holds now."""
+        return self.standing.schedule(tier, self._step())
 
     def _persist(
         self, complete: Mapping[str, tuple[CheckpointId, ...]], now: float
@@ -395,7 +449,7 @@ class Duties:
             durable=frozenset(complete.get(REMOTE, ())),
             has_neighbor=tiers.neighbor is not None and self._topology.replicas > 1,
             has_remote=tiers.remote is not None,
-            retention=tiers.local.retention,
+            retention=self.retention(LOCAL),
             pinned=self.pinned(),
             in_transit=frozenset(going | self._for_upload(complete)),
             disk_full=any(disk.full for disk in disks),
@@ -408,9 +462,10 @@ class Duties:
             return set()
         durable = complete.get(REMOTE, ())
         newest = durable[0] if durable else CheckpointId(-1, 0)
-        schedule = self._schedule(REMOTE)
         waiting = [
-            c for c in complete.get(LOCAL, ()) if c > newest and due(schedule, c, "schedule")
+            c
+            for c in complete.get(LOCAL, ())
+            if c > newest and due(self.standing.schedule(REMOTE, c.step), c, SCHEDULE)
         ]
         return set(waiting[:KEPT_FOR_UPLOAD])
 
@@ -432,5 +487,8 @@ class Duties:
         if not self.census.all_heard() and now - self._begun_at < FRESH_SECONDS:
             return Ring()
         where = {i: address.rpartition(":")[0] for i, address in self._addresses.items()}
-        where.update(self.census.nodes())
-        return neighbors(range(self._topology.replicas), where)
+        nodes = self.census.nodes()
+        where.update(nodes)
+        told = self.placement or Placement()
+        domain = {i: d for i, d in told.domains.items() if told.nodes.get(i) == nodes.get(i)}
+        return neighbors(range(self._topology.replicas), where, domain or None)

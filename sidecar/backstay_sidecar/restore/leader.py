@@ -12,8 +12,10 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from backstay_protocol import codec
 from backstay_protocol.clock import Clock
-from backstay_protocol.errors import BackstayError
+from backstay_protocol.errors import BackstayError, ProtocolError
+from backstay_protocol.files import read_small, write_atomically
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import RemoteLayout
 from backstay_protocol.messages import (
@@ -23,6 +25,8 @@ from backstay_protocol.messages import (
     JobView,
     JoinReply,
     JoinRequest,
+    Placement,
+    Policies,
     Policy,
     ProgressReply,
     ProgressRequest,
@@ -51,6 +55,7 @@ MAX_WAIT_SECONDS = 30.0
 DISOWN_SECONDS = 2.0
 KEPT_RESTORES = 20
 EXPLAIN_SECONDS = 60.0
+NOTHING_TOLD = Policies()
 SAME_FLUSH_SECONDS = 5.0
 
 
@@ -69,10 +74,11 @@ class Leader:
         emit: Emit,
         sweep: Callable[[], int] | None = None,
         keep: Callable[[tuple[RestoreView, ...]], None] | None = None,
+        placement_file: str = "",
     ) -> None:
         """`own`: the member of this very sidecar, prepared; `sweep` throws away old unfinished
         uploads, and blocks; so does `keep`, which stores the restores where there is no remote
-        tier.
+        tier; `placement_file`: in memory, it outlives this process.
         """
         self._keep = keep
         self._topology = topology
@@ -80,6 +86,7 @@ class Leader:
         self._clock = clock
         self._emit = emit
         self._duties = Duties(topology, int(clock.time() * 1000))
+        self._placement_file = placement_file
         self._restores: deque[RestoreView] = deque(maxlen=KEPT_RESTORES)
         self._newest: dict[str, tuple[CheckpointId, float]] = {}
         """Tier -> (newest complete checkpoint, when it was heard of)."""
@@ -100,6 +107,7 @@ class Leader:
             clock=clock,
             emit=emit,
             begun=self._begun,
+            interval=self._duties.first_interval,
         )
         self._remote: RemoteDuties | None = None
         if self._book is not None:
@@ -117,8 +125,13 @@ class Leader:
 
     # --- life ---------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Take over an attempt that runs, then drive rounds and duties."""
+    def start(self, policies: Policies = NOTHING_TOLD) -> None:
+        """Take over an attempt that runs, then drive rounds and duties.
+
+        `policies`: what this very sidecar remembers.
+        """
+        self._recall_placement()
+        self._duties.standing.hear(policies)
         record = self._own.record
         if record is not None and record.attempt == self._own.attempt:
             self._duties.begin(record, self._clock.monotonic())
@@ -303,6 +316,23 @@ class Leader:
         set_ = self._duties.set_policy(policy, look)
         self._touch()
         return set_
+
+    def set_placement(self, placement: Placement) -> Placement:
+        """PUT /v1/placement; said again, it changes nothing."""
+        if placement != self._duties.placement:
+            self._duties.placement = placement
+            if self._placement_file:
+                with contextlib.suppress(OSError):
+                    write_atomically(self._placement_file, codec.dumps(placement))
+            self._touch()
+        return placement
+
+    def _recall_placement(self) -> None:
+        """Else the ring would be another one until the operator has said it again."""
+        if self._placement_file:
+            with contextlib.suppress(OSError, ProtocolError):
+                found = codec.loads(Placement, read_small(self._placement_file))
+                self._duties.placement = found
 
     def flush(self) -> FlushReply:
         """POST /v1/flush: one common save; asked again, it tells how far that got.

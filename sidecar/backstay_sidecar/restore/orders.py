@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from backstay_protocol.messages import Orders, RankProgress
 from backstay_protocol.names import PROGRESS_SECONDS
+from backstay_protocol.policies import NO_STEPS
 from backstay_protocol.schedules import Interval, announce, widen
-from backstay_protocol.topology import Topology
+from backstay_protocol.topology import Schedule, Topology
 
 NOTICE_SECONDS = PROGRESS_SECONDS + 1.5
 """How old a rank's word may be, and how long an order travels."""
@@ -60,9 +61,8 @@ def silence(replicas: Collection[int]) -> str:
 class OrderBook:
     """One per attempt."""
 
-    def __init__(self, topology: Topology, attempt: int, now: float) -> None:
-        """`now`: when the attempt began, or when this leader took it over."""
-        schedule = topology.tiers.memory.schedule
+    def __init__(self, topology: Topology, schedule: Schedule, attempt: int, now: float) -> None:
+        """`schedule`: of captures; `now`: when the attempt began, or this leader took it over."""
         self._topology = topology
         self._attempt = attempt
         self._configured = schedule.every_steps
@@ -99,21 +99,28 @@ class OrderBook:
         """In force, or about to be."""
         return self._interval
 
-    def set_every_steps(self, every_steps: int, look: Look, from_step: int = 0) -> Interval:
-        """A person's schedule, in force from a step that all ranks can still hear of.
+    def common_step(self, look: Look, from_step: int = 0) -> int:
+        """A step that all ranks can still hear of, not before `from_step`.
 
-        Raises ValueError while not every rank trains, or a sidecar is silent: no such step can be
-        named then.
+        Raises ValueError while not every rank trains, or a sidecar is silent: none can be named.
         """
         if not look.training:
             raise ValueError("not every rank trains just now; ask again when the job goes on")
         if look.silent:
             raise ValueError(f"{silence(look.silent)}; ask again when it is heard")
-        start = max(from_step, self._ahead(look))
+        return max(from_step, self._ahead(look))
+
+    def configure(self, schedule: Schedule) -> None:
+        """What is widened and narrowed from. It changes no interval that ranks were told."""
+        self._configured, self._every_seconds = schedule.every_steps, schedule.every_seconds
+
+    def set_schedule(self, schedule: Schedule, from_step: int) -> None:
+        """Another schedule of captures, from a common step on."""
+        self.configure(schedule)
         previous = self._interval.every_steps
-        self._configured, self._interval_heard = every_steps, True
-        self._interval = Interval(every_steps=every_steps, from_step=start, previous=previous)
-        return self._interval
+        every_steps = schedule.every_steps or NO_STEPS
+        self._interval_heard = True
+        self._interval = Interval(every_steps=every_steps, from_step=from_step, previous=previous)
 
     def update(self, look: Look) -> Orders:
         """Look again; what is told now."""

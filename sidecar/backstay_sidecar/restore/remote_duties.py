@@ -69,7 +69,6 @@ class RemoteDuties:
         throws away old unfinished uploads; it blocks and says how many.
         """
         assert topology.tiers.remote is not None
-        self._retention = topology.tiers.remote.retention
         self._owner = topology.owner
         self._book = book
         self._duties = duties
@@ -281,7 +280,7 @@ class RemoteDuties:
         victims = remote_victims(
             known.keys,
             lineage=lineage_of(record),
-            retention=self._retention,
+            retention=self._duties.retention(REMOTE),
             durable=known.commits,
             intents=known.intents,
             pinned=self._duties.pinned(),

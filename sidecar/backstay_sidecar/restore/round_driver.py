@@ -77,8 +77,11 @@ class RoundDriver:
         clock: Clock,
         emit: Emit,
         begun: Callable[[Begun], None],
+        interval: Callable[[AttemptRecord], int] = lambda record: 0,
     ) -> None:
-        """`begun` is told of each go-ahead, before anybody is answered `go`."""
+        """`begun` is told of each go-ahead, before anybody is answered `go`. `interval`: the
+        capture interval that an attempt begins with, 0: as each topology says.
+        """
         self._replica = pod.replica
         self._own = own
         self._peers = peers
@@ -86,6 +89,9 @@ class RoundDriver:
         self._clock = clock
         self._emit = emit
         self._begun = begun
+        self._interval = interval
+        self._intervals: dict[str, int] = {}
+        """Of the round that is stored now: the same for all members."""
         self._settings = rounds.round_settings(topology)
         remote = topology.tiers.remote
         self._store_name = f"bucket {remote.bucket!r} at {remote.endpoint}" if remote else ""
@@ -224,7 +230,9 @@ class RoundDriver:
             case rounds.AskPromise():
                 self._start(f"promise {effect.replica}", partial(self._ask_promise, effect))
             case rounds.AskStore():
-                ran = effect.request.record.ran
+                record = self._with_interval(effect.request.round, effect.request.record)
+                effect = replace(effect, request=replace(effect.request, record=record))
+                ran = record.ran
                 self._start(f"store {effect.replica} {ran}", partial(self._ask_store, effect))
             case rounds.MakeClaim():
                 self._start("claim", partial(self._claim, effect))
@@ -239,12 +247,19 @@ class RoundDriver:
             case rounds.Announce() | rounds.Waiting():
                 pass  # answers are read off the round itself
 
+    def _with_interval(self, round_name: str, record: AttemptRecord) -> AttemptRecord:
+        name = f"{round_name} {record.attempt}"
+        if name not in self._intervals:
+            self._intervals = {name: self._interval(record)}
+        return replace(record, every_steps=self._intervals[name])
+
     def _begin(self, effect: rounds.Begin) -> None:
         fault("go.before")
         self._waiting.clear()
         self._away = ("", "")  # from here on the duties tell how it does
         ago = self._clock.monotonic() - self._joined_at
-        self._begun(Begun(effect.record, effect.summary, ago))
+        record = self._with_interval(self._round.name, effect.record)
+        self._begun(Begun(record, effect.summary, ago))
 
     def _give_up(self, effect: rounds.GiveUp) -> None:
         self._emit("round_given_up", code=effect.code, message=effect.why, retry=effect.retry)

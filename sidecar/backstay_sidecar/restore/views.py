@@ -169,6 +169,11 @@ def job_view(
         step_seconds=duties.census.seconds_per_step(),
         unheeded=unheeded,
         unheeded_seconds=since,
+        policy=duties.standing.newest if duties.standing.settled else None,
+        placement=duties.placement,
+        neighbors=duties.ring.neighbors,
+        same_node=duties.ring.same_node,
+        same_domain=duties.ring.same_domain,
     )
 
 

@@ -25,6 +25,7 @@ from backstay_protocol.messages import (
     JoinRequest,
     LeaderDecision,
     Orders,
+    Placement,
     Policy,
     ProgressReply,
     ProgressRequest,
@@ -45,12 +46,14 @@ from backstay_protocol.messages import (
     Source,
     StoreReply,
     StoreRequest,
+    TierPolicy,
     TierState,
     VerdictReply,
     VerdictRequest,
 )
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE, URL_SHARD
 from backstay_protocol.records import AttemptRecord
+from backstay_protocol.topology import Retention, Schedule
 
 _GENERATION = 1_796_000_000
 ATTEMPT = first_attempt_of(_GENERATION)
@@ -278,5 +281,13 @@ RESTORE_PREVIEW = RestorePreview(
         ),
     ),
 )
-POLICY = Policy(every_steps=50, effective_from=1300)
+_TIER = TierPolicy(schedule=Schedule(every_steps=500), retention=Retention(keep_last=3))
+POLICY = Policy(
+    every_steps=50,
+    effective_from=1300,
+    tiers={MEMORY: TierPolicy(schedule=Schedule(every_steps=50)), LOCAL: _TIER, REMOTE: _TIER},
+)
+PLACEMENT = Placement(
+    nodes={0: "node-a", 1: "node-b", 2: "node-c"}, domains={0: "rack-1", 1: "rack-1", 2: "rack-2"}
+)
 FLUSH_REPLY = FlushReply(step=1215, durable=False, message="the save at step 1215 is on its way")

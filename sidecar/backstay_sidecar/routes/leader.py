@@ -9,11 +9,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from backstay_protocol.messages import JoinRequest, Policy, ProgressRequest, VerdictRequest
+from backstay_protocol.messages import (
+    JoinRequest,
+    Placement,
+    Policy,
+    ProgressRequest,
+    VerdictRequest,
+)
 from backstay_protocol.names import (
     URL_FLUSH,
     URL_JOB,
     URL_JOIN,
+    URL_PLACEMENT,
     URL_POLICY,
     URL_PROGRESS,
     URL_RESTORE_PREVIEW,
@@ -55,11 +62,16 @@ def router(agent: Agent) -> APIRouter:
 
     @routes.put(URL_POLICY, **documented(examples.POLICY))
     async def policy(policy: Annotated[Policy, body(examples.POLICY)]) -> Response:
-        """Another interval for all ranks; the reply says from which step on it holds."""
+        """Other schedules and retention; the reply says from which step on they hold."""
         try:
             return reply(_leader(agent).set_policy(policy))
         except ValueError as error:
             raise ApiError(409, errors.CONFLICT, str(error)) from error
+
+    @routes.put(URL_PLACEMENT, **documented(examples.PLACEMENT))
+    async def placement(placement: Annotated[Placement, body(examples.PLACEMENT)]) -> Response:
+        """Where the pods run, and in which failure domains; neighbours are chosen by it."""
+        return reply(_leader(agent).set_placement(placement))
 
     return routes
 

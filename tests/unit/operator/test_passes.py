@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backstay_operator.api import Allowances, names
+from backstay_operator.api import Allowances, names, read_job
 from backstay_operator.api.names import LABEL_JOB
 from backstay_operator.apply.applier import (
     ANNOTATION_STEP,
@@ -24,13 +24,15 @@ from backstay_operator.handlers.queue import WorkQueue
 from backstay_operator.handlers.reconcile import Reconciler, Tools, calm_seconds
 from backstay_operator.handlers.watch import Hints
 from backstay_operator.handlers.workers import Workers
+from backstay_operator.manifests import build_policy
 from backstay_operator.metrics import Metrics
 from backstay_operator.observe.reader import Reader
 from backstay_operator.settings import ClusterSettings, SidecarSettings
 from backstay_operator.times import text_of
 from backstay_protocol.ids import first_attempt_of
-from backstay_protocol.messages import TIER_REFUSES, FlushReply, TierState
+from backstay_protocol.messages import TIER_REFUSES, FlushReply, Policy, TierPolicy, TierState
 from backstay_protocol.round_events import STOOD_DOWN
+from backstay_protocol.topology import Retention, Schedule
 from support.fake_api import START, FakeClock, FakeCluster, FakeLeaders, restore_of, view_of
 
 KEY = ("team", "gpt")
@@ -785,13 +787,65 @@ async def test_a_changed_template_makes_new_pods_when_all_old_ones_are_gone(worl
     assert images == {"registry/gpt:2"}
 
 
-async def test_a_changed_interval_is_told_the_leader_once(world: World) -> None:
+async def test_a_leader_of_an_older_minor_is_told_a_changed_interval_once(world: World) -> None:
     await world.train()
-    assert world.leaders.intervals == []
+    assert world.leaders.policies == []
     world.cluster.edit_job("gpt", {"spec": {"checkpoint": {"memory": {"everySteps": 20}}}})
     await world.look()
     await world.look()
-    assert world.leaders.intervals == [20]
+    assert world.leaders.policies == [Policy(every_steps=20)]
+
+
+def shows_policy(world: World) -> None:
+    """The leader goes by the manifest as it is now."""
+    assert world.leaders.view is not None
+    policy = build_policy(
+        read_job({k: v for k, v in world.job.items() if k != "status"}, ALLOW).spec.checkpoint
+    )
+    world.leaders.view = replace(world.leaders.view, policy=policy)
+
+
+async def test_changed_schedules_and_retention_are_told_and_no_pod_ends(world: World) -> None:
+    await world.train()
+    shows_policy(world)
+    await world.look()
+    assert world.leaders.policies == []
+    change = {"local": {"everySteps": 50, "keepLast": 5}, "remote": {"everySeconds": 600}}
+    world.cluster.edit_job("gpt", {"spec": {"checkpoint": change}})
+    await world.look()
+    assert not any(" Pod " in call for call in world.writes())
+    await world.look()
+    (told,) = world.leaders.policies
+    assert told.tiers == {
+        "local": TierPolicy(schedule=Schedule(every_steps=50), retention=Retention(keep_last=5)),
+        "remote": TierPolicy(schedule=Schedule(every_seconds=600), retention=Retention()),
+    }
+
+
+async def test_a_leader_that_shows_another_policy_is_told_again(world: World) -> None:
+    await world.train()
+    shows_policy(world)
+    old = world.leaders.view
+    world.cluster.edit_job("gpt", {"spec": {"checkpoint": {"local": {"keepLast": 5}}}})
+    await world.look()
+    world.leaders.view = old  # another process leads, that knows of nothing
+    world.restart_operator()
+    await world.look()
+    assert len(world.leaders.policies) == 2
+    assert world.leaders.policies[0] == world.leaders.policies[1]
+
+
+async def test_the_leader_is_told_where_pods_run_until_it_shows_it(world: World) -> None:
+    await world.train()
+    (told,) = world.leaders.placements
+    assert set(told.domains.values()) == {"z0", "z1", "z2"}
+    assert told.nodes.keys() == told.domains.keys() == {0, 1, 2}
+    await world.look()
+    assert len(world.leaders.placements) == 1
+    assert world.leaders.view is not None
+    world.leaders.view = replace(world.leaders.view, placement=None)
+    await world.look()
+    assert world.leaders.placements == [told, told]
 
 
 async def test_a_job_that_is_being_deleted_is_left_alone(world: World) -> None:

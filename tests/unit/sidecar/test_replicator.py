@@ -12,7 +12,7 @@ import pytest
 from backstay_protocol.layout import MemoryLayout
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.names import NEIGHBOR
-from backstay_protocol.topology import LocalTier, Tiers
+from backstay_protocol.topology import LocalTier, Schedule, Tiers
 from backstay_protocol.topology import NeighborTier as NeighborSettings
 from backstay_sidecar.metrics import Metrics
 from backstay_sidecar.replication import replicator as module
@@ -56,6 +56,7 @@ class Pod:
             held=None,
             outer={NEIGHBOR: self.neighbor},
             tiers=Tiers(local=LocalTier(root=str(root / "disk")), neighbor=NeighborSettings()),
+            schedule=lambda tier, step: Schedule(),
             word=lambda: self.word,
             changed=lambda: None,
             emit=self.events,

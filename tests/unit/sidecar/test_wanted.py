@@ -37,7 +37,7 @@ WORD = LeaderWord(attempt=ATTEMPT, lineage=Lineage(ATTEMPT, ((1, 50),)), base=at
 
 
 def steps(tier: str, schedule: Schedule, shards: list[Shard], word: LeaderWord) -> list[int]:
-    return [s.checkpoint.step for s in wanted(tier, schedule, shards, (), word)]
+    return [s.checkpoint.step for s in wanted(tier, lambda step: schedule, shards, (), word)]
 
 
 def test_a_tier_takes_what_its_own_schedule_names() -> None:
@@ -88,7 +88,7 @@ def test_what_is_thinned_out_is_not_brought_back() -> None:
 
 def test_what_is_there_is_not_moved_again() -> None:
     shards = [shard(60), shard(60, rank=1)]
-    assert wanted(LOCAL, ALWAYS, shards, {(at(60), 0)}, WORD) == [shards[1]]
+    assert wanted(LOCAL, lambda step: ALWAYS, shards, {(at(60), 0)}, WORD) == [shards[1]]
 
 
 @given(
@@ -102,7 +102,7 @@ def test_the_newest_checkpoint_that_is_here_is_never_dropped(
     newest = max((s.checkpoint for s in shards), default=None)
     if newest is None or any(newest <= done for done in word.complete[REMOTE]):
         return
-    assert newest in {s.checkpoint for s in wanted(REMOTE, ALWAYS, shards, (), word)}
+    assert newest in {s.checkpoint for s in wanted(REMOTE, lambda step: ALWAYS, shards, (), word)}
 
 
 def test_what_is_thinned_near_may_still_be_on_its_way_to_the_store_if_it_was_forced() -> None:
