@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backstay_operator.api.names import REASON_CONTAINER_ENDED, REASON_PROCESS_ENDED
+from backstay_operator.api.names import (
+    REASON_CONTAINER_ENDED,
+    REASON_HANG,
+    REASON_PROCESS_ENDED,
+)
 from backstay_operator.decide import CreatePod, DeletePod, Plan
 from backstay_operator.memory import Failure, JobMemory
 from backstay_operator.observe.reader import Seen
@@ -78,6 +82,14 @@ def _of_ranks(memory: JobMemory, seen: Seen, now: float) -> Failure | None:
         )
     if not begins or memory.phase != "Training":
         return None
+    hang, quiet = seen.observed.job.spec.hang_seconds, seen.view.quiet_seconds if seen.view else 0.0
+    if 0 < hang <= quiet:
+        return Failure(
+            reason=REASON_HANG,
+            message=f"no rank had made a step for {quiet:.0f} s; ranks left and began again",
+            failed_at=now - quiet,
+            noticed_at=now,
+        )
     return Failure(
         reason=REASON_PROCESS_ENDED, message="ranks began again in place", noticed_at=now
     )

@@ -414,6 +414,21 @@ async def test_a_process_that_ended_is_told_from_the_last_step_on(world: World) 
     assert "detectSeconds" not in recovery, "only its launcher knows when it noticed"
 
 
+async def test_ranks_that_were_told_to_leave_a_hang_are_told_by_that_name() -> None:
+    world = World(hangSeconds=600)
+    await world.train()
+    stopped = world.clock.now
+    world.clock.pass_time(620)
+    view = view_of(world.cluster, phase="Joining", attempt=ATTEMPT)
+    world.leaders.view = replace(view, quiet_seconds=620.0)
+    await world.look()
+    joined = world.clock.now
+    recovery = await recovered(world, stopped=stopped, joined=joined)
+    assert recovery["reason"] == names.REASON_HANG
+    assert "no rank had made a step for 620 s" in recovery["message"]
+    assert recovery["detectSeconds"] == 620.0
+
+
 async def test_a_container_that_ended_is_told_in_three_phases(world: World) -> None:
     await world.train()
     stopped = world.clock.now
