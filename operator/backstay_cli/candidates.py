@@ -9,10 +9,10 @@ import typer
 from backstay_protocol.messages import Candidate
 
 
-def tell_candidates(candidates: Sequence[Candidate], more: int) -> None:
-    """One line each: taken or not, where it is, why."""
+def tell_candidates(candidates: Sequence[Candidate], more: int, *, kept: bool = True) -> None:
+    """One line each: taken or not, where it is, why. `kept`: whoever tells knows which ones."""
     if not candidates:
-        typer.echo("no checkpoint was in sight, or nobody kept which ones were")
+        typer.echo("no checkpoint was in sight" if kept else "nobody kept which ones were in sight")
         return
     typer.echo("checkpoints in sight:")
     for candidate in candidates:

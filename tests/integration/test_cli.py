@@ -556,6 +556,15 @@ def test_a_checkpoint_is_pulled_through_a_running_sidecar(tmp_path: Path) -> Non
             job.train(rank, attempt, order)
         flushed = json.loads(call("flush", *where, "-o", "json", **token).stdout)
         assert (flushed["done"], flushed["tier"], flushed["step"]) == (True, "local", order)
+        preview = json.loads(call("restore", "--dry-run", *where, "-o", "json", **token).stdout)
+        assert preview["preview"]["checkpoint"] == str(CheckpointId(order, attempt))
+        chosen = call("restore", "--dry-run", *where, "--step", "35", "-o", "json", **token)
+        assert json.loads(chosen.stdout)["preview"]["checkpoint"] == str(CheckpointId(35, attempt))
+        explained = json.loads(call("explain-restore", *where, "-o", "json", **token).stdout)
+        assert (explained["restore"]["attempt"], explained["restore"]["outcome"]) == (
+            attempt,
+            "fresh",
+        )
         bundle = tmp_path / "bundle.tar.gz"
         told = call("support-bundle", "--out", str(bundle), *where, "-o", "json", **token)
         assert told.exit_code == 0, told.output

@@ -107,4 +107,4 @@ def _tell(found: Told) -> None:
         typer.echo(f"  read: {', '.join(parts)}")
     for bad in view.bad:
         typer.echo(f"  struck out: {bad}")
-    tell_candidates(view.candidates, view.more_candidates)
+    tell_candidates(view.candidates, view.more_candidates, kept=bool(view.outcome))

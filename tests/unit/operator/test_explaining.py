@@ -42,7 +42,9 @@ def restore(attempt: int, **more: object) -> RestoreView:
 @pytest.fixture
 def leader() -> Iterator[FakeLeader]:
     with FakeLeader() as found:
-        earlier = restore(ATTEMPT - 1, base=None, candidates=(), reason="nothing was there")
+        earlier = restore(
+            ATTEMPT - 1, base=None, candidates=(), outcome="", reason="nothing was there"
+        )
         found.answers[URL_JOB] = job_view(restores=(earlier, restore(ATTEMPT)))
         yield found
 
@@ -70,7 +72,10 @@ def test_another_restore_is_told_by_its_attempt(leader: FakeLeader) -> None:
     assert (told["run"], told["restore"]["reason"]) == ("team/gpt", "nothing was there")
     text = explain(leader, "--attempt", str(ATTEMPT - 1)).stdout
     assert "began from nothing (step 0)" in text
-    assert "nobody kept which ones were" in text
+    assert "nobody kept which ones were in sight" in text
+    fresh = restore(ATTEMPT, base=None, candidates=(), outcome="fresh")
+    leader.answers[URL_JOB] = job_view(restores=(fresh,))
+    assert "no checkpoint was in sight" in explain(leader).stdout
 
 
 def test_an_attempt_that_nobody_knows_is_told_with_those_that_are(leader: FakeLeader) -> None:
