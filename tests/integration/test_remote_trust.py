@@ -25,13 +25,15 @@ from backstay_protocol.pull import Endpoint, get_bytes
 from backstay_sidecar.tiers.remote_store import RemoteStore
 from backstay_sidecar.transfer.s3_errors import NoIdentity, StoreTlsFailed, StoreUnreachable
 from support.byte_shards import byte_shard
+from support.local_job import LocalRun, manifest
 from support.remote_tier import LARGE, read_whole, store_at, tier_over, wait_until
 from support.s3 import S3Server
 from support.s3_trust import Certificates, StsServer, TlsFront, make_certificates
 from support.training_job import TrainingJob, every_tier
 
-pytest_plugins = ["support.s3", "support.remote_tier"]
+pytest_plugins = ["support.remote_tier"]
 pytestmark = pytest.mark.timeout(180)
+COUNTING = Path(__file__).parents[1] / "support" / "counting_job.py"
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +128,41 @@ def test_a_job_saves_and_restores_over_https_and_the_command_reads_its_bucket(
     pulled = command(["backstay", "pull", *where, "--out", str(out)], {**keys, **trust})
     assert pulled.returncode == 0, pulled.stderr
     assert list(out.glob("**/*.safetensors"))
+
+
+def test_a_local_run_saves_over_https_by_a_file_of_this_machine(
+    s3_server: S3Server,
+    bucket: str,
+    https: str,
+    certificates: Certificates,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "permit").write_text("9")
+    job = manifest(
+        tmp_path,
+        name="counting",
+        replicas=1,
+        launcher="torchrun",
+        command=["torchrun", str(COUNTING), "8", str(tmp_path / "permit")],
+        checkpoint={
+            "memory": {"everySteps": 2, "sizeLimit": "16Mi"},
+            "remote": {"endpoint": https, "bucket": bucket, "caSecret": "my-ca", "everySteps": 4},
+        },
+    )
+    for name, value in {
+        ENV_S3_CA_FILE: str(certificates.authority),
+        ENV_S3_ACCESS_KEY: s3_server.access_key,
+        ENV_S3_SECRET_KEY: s3_server.secret_key,
+    }.items():
+        monkeypatch.setenv(name, value)
+    run = LocalRun(job, fakes=False, patience_seconds=150)
+    try:
+        assert run.finish() == 0, run.story()
+        names = s3_server.client().list_objects(bucket_name=bucket, recursive=True)
+        assert any(str(item.object_name).endswith("commit.json") for item in names)
+    finally:
+        run.close()
 
 
 def command(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:

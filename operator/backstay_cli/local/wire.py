@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,7 +59,7 @@ class Wires:
             first_generation=status.record.first_generation,
             restore=chosen(job.spec.restore, status.record),
             remote_endpoint=store_endpoint,
-            s3_ca_file=_ca_file(job),
+            s3_ca_file=store_authority(job, os.environ),
             token_secret=_SECRET,
             sidecar=SidecarSettings(
                 log_format=TEXT,
@@ -140,10 +141,13 @@ class Wires:
         return found
 
 
-def _ca_file(job: TrainingJob) -> str:
-    """The authority that remote.caSecret stands for, here a file of this machine."""
+def store_authority(job: TrainingJob, environment: Mapping[str, str]) -> str:
+    """The authority that remote.caSecret stands for, here a file of this machine; empty: none.
+
+    Raises UsageError where it is not named, or not there.
+    """
     remote = job.spec.checkpoint.remote
-    path = os.environ.get(ENV_S3_CA_FILE, "")
+    path = environment.get(ENV_S3_CA_FILE, "")
     if remote is not None and remote.ca_secret and not path:
         raise UsageError(
             f"spec.checkpoint.remote.caSecret: a local run has no Secret {remote.ca_secret}",

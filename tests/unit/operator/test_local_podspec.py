@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from backstay_cli.errors import UsageError
 from backstay_cli.local.podspec import Folders, container_specs
+from backstay_cli.local.wire import store_authority
+from backstay_operator.api import TrainingJob
 
 
 def specs(tmp_path: Path, trainer: dict[str, Any], **more: Any) -> list[Any]:
@@ -117,3 +120,27 @@ def test_what_belongs_to_other_jobs_stays_outside(
     foreign = [n for n in trainer.env if n.startswith(("BACKSTAY_", "PET_", "TORCHELASTIC"))]
     assert foreign == []
     assert "RANK" not in trainer.env
+
+
+def with_authority(job: TrainingJob, secret: str) -> TrainingJob:
+    checkpoint = job.spec.checkpoint
+    assert checkpoint.remote is not None
+    remote = replace(checkpoint.remote, ca_secret=secret)
+    spec = replace(job.spec, checkpoint=replace(checkpoint, remote=remote))
+    return replace(job, spec=spec)
+
+
+def test_a_file_of_this_machine_stands_for_the_secret_of_the_stores_authority(
+    tmp_path: Path, job: TrainingJob
+) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text("a certificate")
+    named = {"BACKSTAY_S3_CA_FILE": str(file)}
+    for secret in ("my-ca", ""):
+        assert store_authority(with_authority(job, secret), named) == str(file)
+    assert store_authority(with_authority(job, ""), {}) == ""
+    with pytest.raises(UsageError, match="my-ca") as caught:
+        store_authority(with_authority(job, "my-ca"), {})
+    assert "BACKSTAY_S3_CA_FILE" in caught.value.hint
+    with pytest.raises(UsageError, match="/no/such"):
+        store_authority(with_authority(job, ""), {"BACKSTAY_S3_CA_FILE": "/no/such"})
