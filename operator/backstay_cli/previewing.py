@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from backstay_cli.catalog.sight import Sight
 from backstay_cli.client import SidecarClient
 from backstay_cli.errors import CommandError
+from backstay_cli.told import ToldWorld
 from backstay_protocol.choice import RestoreView, choose
 from backstay_protocol.errors import Refused
 from backstay_protocol.explain import explain
@@ -98,15 +99,15 @@ def ask_leader(leader: SidecarClient, wanted: Wanted) -> RestorePreview:
 
 
 def from_sight(
-    run: str, sight: Sight, wanted: Wanted, *, others: Iterable[OtherRun] = (), world_size: int = 0
+    run: str, sight: Sight, wanted: Wanted, told: ToldWorld, others: Iterable[OtherRun] = ()
 ) -> RestorePreview:
     """As the next attempt's leader would decide, with its claim taken and the remote tier listed.
 
-    `others`: other runs that were listed; `world_size`: of the job; 0: that of what is kept.
+    `told`: what the job says by itself; `others`: other runs that were listed.
     """
     view = RestoreView(
         attempt=max(sight.attempts, default=0) + 1,
-        world_size=world_size or sight.world_size,
+        world_size=told.world_size or sight.world_size,
         records=sight.records,
         bases=sight.bases,
         copies=sight.copies,
@@ -116,7 +117,8 @@ def from_sight(
         listed=sight.remote,
         intents=sight.intents,
         others={other.run: other for other in others},
-        manual=wanted.choice,
+        manual=wanted.choice or told.restore.choice,
+        quarantine_after=told.restore.quarantine_after,
     )
     found = explain(view, choose(view))
     return RestorePreview(
@@ -131,6 +133,6 @@ def from_sight(
     )
 
 
-def other_run(sight: Sight, wanted: Wanted) -> str:
+def other_run(sight: Sight, wanted: Wanted, told: ToldWorld) -> str:
     """The run that must be listed, too; empty: none."""
-    return run_to_list(wanted.choice, (*sight.records, *sight.bases))
+    return run_to_list(wanted.choice or told.restore.choice, (*sight.records, *sight.bases))

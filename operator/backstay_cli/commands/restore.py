@@ -21,6 +21,7 @@ from backstay_cli.find import choose_job
 from backstay_cli.leader import leader_of
 from backstay_cli.output import Format, OutputOption, print_json
 from backstay_cli.previewing import Previewed, Wanted, ask_leader, from_sight, other_run
+from backstay_cli.told import ToldWorld, told_by_cluster, told_by_folder
 from backstay_cli.where import WHERE_HELP, Where, disks_of, opened_bucket, with_catalog
 from backstay_operator.api.names import LABEL_JOB
 from backstay_protocol import codec
@@ -109,13 +110,13 @@ def _preview(where: Where, wanted: Wanted, output: Format) -> None:
 
 def _previewed(where: Where, wanted: Wanted) -> Previewed:
     if where.bucket:
-        return asyncio.run(_without_leader(where, wanted))
+        return asyncio.run(_without_leader(where, wanted, ToldWorld()))
     if where.in_cluster:
         return _in_cluster(where, wanted)
     if not where.address:
         job = choose_job(where.job, where.state_dir, running=None)
         if not job.running:
-            return asyncio.run(_without_leader(where, wanted))
+            return asyncio.run(_without_leader(where, wanted, told_by_folder(job)))
     with leader_of(where) as leader:
         return Previewed(source="the leader", preview=ask_leader(leader, wanted))
 
@@ -125,12 +126,11 @@ def _in_cluster(where: Where, wanted: Wanted) -> Previewed:
         if job.runs:
             leader = SidecarClient(job.address(), job.token())
             return Previewed(source="the leader", preview=ask_leader(leader, wanted))
-        spec = job.tree["spec"]
-        world_size = spec["replicas"] * spec.get("processesPerReplica", 1)
-    return asyncio.run(_without_leader(where, wanted, world_size))
+        told = told_by_cluster(job)
+    return asyncio.run(_without_leader(where, wanted, told))
 
 
-async def _without_leader(where: Where, wanted: Wanted, world_size: int = 0) -> Previewed:
+async def _without_leader(where: Where, wanted: Wanted, told: ToldWorld) -> Previewed:
     sight, run, sources, others = Sight(), where.run, [], []
     local = None
     if not where.bucket and not where.in_cluster:
@@ -142,11 +142,11 @@ async def _without_leader(where: Where, wanted: Wanted, world_size: int = 0) -> 
         async with opened_bucket(where) as found:
             run = found.run
             sight = sight.with_other(bucket_sight(found.bucket, found.layout, run))
-            if other := other_run(sight, wanted):
+            if other := other_run(sight, wanted, told):
                 layout = found.layout.sibling(other)
                 others.append(bucket_sight(found.bucket, layout, other).as_other(other))
             sources.append(str(found.bucket))
-    preview = from_sight(run, sight, wanted, others=others, world_size=world_size)
+    preview = from_sight(run, sight, wanted, told, others)
     source = f"{' and '.join(sources)} alone; no leader was asked"
     return Previewed(source=source, preview=preview)
 

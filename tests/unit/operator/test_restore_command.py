@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from backstay_cli.cluster import ClusterJob, Kubectl
+from backstay_cli.told import told_by_cluster
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import Candidate, CheckpointList, RestorePreview
 from backstay_protocol.names import URL_CHECKPOINTS, URL_RESTORE_PREVIEW
+from backstay_protocol.records import AttemptFile
+from backstay_protocol.topology import ManualChoice
 from support.calling import call
 from support.fake_kubectl import FakeKubectl, named
 from support.fake_leader import ATTEMPT, TOKEN, FakeLeader
@@ -107,6 +112,43 @@ def test_a_step_is_previewed_as_a_choice_by_hand(plain: PlainRun) -> None:
     off = call("restore", "--dry-run", *where, "--step", "30")
     assert off.exit_code == 1
     assert "step 30 on the lineage, which can't be restored" in off.stdout
+
+
+def test_a_choice_in_the_manifest_counts_until_it_was_applied(
+    plain: PlainRun, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    tree = {
+        "apiVersion": "backstay.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "plain", "namespace": "team"},
+        "spec": {
+            "replicas": 2,
+            "podTemplate": {"spec": {"containers": [{"name": "trainer", "command": ["a"]}]}},
+            "checkpoint": {"memory": {"everySteps": 5, "sizeLimit": "1Gi"}, "local": {}},
+            "restore": {"step": 25, "attempt": LIVE},
+        },
+    }
+    manifest.write_text(yaml.safe_dump(tree))
+    record = plain.state.read()
+    assert record is not None
+    plain.state.write(replace(record, manifest=str(manifest)))
+    told = preview(plain)["preview"]
+    assert isinstance(told, dict)
+    assert told["checkpoint"] == str(CheckpointId(25, LIVE))
+    choice = f"25-{LIVE}"
+    persisted = replace(record.record, choice=choice, choice_number=7)
+    plain.state.write(replace(record, manifest=str(manifest), record=persisted))
+    for replica in range(2):
+        file = AttemptFile(plain.disk(replica).attempt_file)
+        state = file.read()
+        assert state is not None
+        assert state.record is not None
+        applied = replace(state.record, choice=f"{choice}@7")
+        file.write(replace(state, record=applied))
+    told = preview(plain)["preview"]
+    assert isinstance(told, dict)
+    assert told["checkpoint"] == str(CheckpointId(35, LIVE))
 
 
 def test_where_nothing_is_kept_a_restore_would_start_from_nothing(
@@ -228,3 +270,27 @@ def test_what_can_not_be_asked_for_together_is_told(
     done = call("restore", "--state-dir", str(plain.state.root), *options)
     assert done.exit_code == 2
     assert words in done.output
+
+
+def test_a_job_in_a_cluster_tells_its_size_and_choice_with_what_the_operator_wrote_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl = FakeKubectl(tmp_path, monkeypatch)
+    container = {"name": "trainer", "image": "gpt:1", "command": ["torchrun", "train.py"]}
+    spec = {
+        "replicas": 2,
+        "processesPerReplica": 4,
+        "podTemplate": {"spec": {"serviceAccountName": "robot", "containers": [container]}},
+        "checkpoint": {"memory": {"everySteps": 5, "sizeLimit": "1Gi"}, "local": {}},
+        "restore": {"step": 25, "quarantineAfter": 5},
+    }
+    generations = {"first": 7, "newest": 7, "choice": "25-0", "choiceNumber": 3}
+    job = named("gpt", spec=spec, status={"generations": generations})
+    job |= {"apiVersion": "backstay.dev/v1alpha1", "kind": "TrainingJob"}
+    job["metadata"]["namespace"] = "team"
+    kubectl.add("trainingjobs.backstay.dev", job)
+    with ClusterJob(Kubectl(namespace="team"), "gpt") as found:
+        told = told_by_cluster(found)
+    assert told.world_size == 8
+    assert told.restore.quarantine_after == 5
+    assert told.restore.choice == ManualChoice(token="25-0@3", step=25)
