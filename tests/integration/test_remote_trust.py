@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -205,6 +206,23 @@ def test_keys_are_renewed_before_they_run_out_and_no_url_outlives_them(
     assert int(parse_qs(urlsplit(url).query)["X-Amz-Expires"][0]) <= 20
     assert store.read_endpoint("key", 3600)[1] <= 20
     wait_until(lambda: store.get("key") is None and sts.asked >= 2, seconds=30)
+
+
+def test_who_reads_for_longer_than_a_url_lives_signs_another_one(
+    s3_server: S3Server, bucket: str, sts: StsServer
+) -> None:
+    sts.lives_seconds = 12
+    tier = tier_over(ambient(s3_server, bucket))
+    shard = byte_shard(LARGE)
+    tier.put(shard, threading.Event())
+    with tier.open(shard.checkpoint, 0) as reader:
+        half = LARGE // 2
+        first, second = bytearray(half), bytearray(LARGE - half)
+        reader.read_into(0, memoryview(first))
+        over = time.monotonic() + sts.lives_seconds
+        wait_until(lambda: time.monotonic() > over)
+        reader.read_into(half, memoryview(second))
+    assert bytes(first + second) == shard.data
 
 
 def test_keys_that_live_are_used_while_nobody_gives_new_ones(

@@ -56,8 +56,8 @@ class Standing:
     def change(self, change: Mapping[str, TierPolicy], from_step: int) -> Policy:
         """From that step on. The caller has named it to all."""
         self.settle()
-        self.wanted = {}
-        self._policies = policies.changed(self._policies, change, from_step)
+        whole, self.wanted = {**self.wanted, **change}, {}
+        self._policies = policies.changed(self._policies, whole, from_step)
         return self._policies.entries[-1]
 
     def problem(self, change: Mapping[str, TierPolicy]) -> str:

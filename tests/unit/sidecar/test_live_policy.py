@@ -178,6 +178,18 @@ def test_a_topology_that_was_changed_meanwhile_is_a_change_like_any_other() -> N
     assert job.word().policies.entries[0].tiers["memory"].schedule.every_steps == 10
 
 
+def test_a_change_that_comes_before_the_topologys_own_takes_it_along() -> None:
+    job = Job()
+    job.word()
+    job.lead(job_of(memory=40))
+    for replica in range(3):
+        job.duties.take(job.request(replica), job.now)
+    done = job.put(local=LOCAL_RARER)
+    assert done.tiers["local"] == LOCAL_RARER
+    assert done.tiers["memory"].schedule.every_steps == 40
+    assert job.word().orders.every_steps == 40
+
+
 def test_the_manifests_change_that_a_leader_was_told_before_is_none_after_its_restart() -> None:
     job = Job()
     job.word()
