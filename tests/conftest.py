@@ -12,6 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
+
     from support.s3 import S3Server
 
 settings.register_profile(
@@ -19,6 +22,16 @@ settings.register_profile(
 )
 settings.register_profile("soak", settings.get_profile("default"), max_examples=5000)
 settings.load_profile(os.environ.get("BACKSTAY_HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """With `--dist loadfile`: files are kept together only where it matters."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from support.spreading import Spreading
+
+    return Spreading(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Ends what a session of integration tests has started."""
+"""Slow tests begin first; what a session of integration tests has started is ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,28 @@ from collections.abc import Iterator
 import pytest
 
 from support.nursery import end_nursery
+
+SLOWEST = (
+    "example_restart",
+    "runner_real",
+    "bare_torchrun",
+    "main_job",
+    "rounds",
+    "fault_points",
+    "trouble_at_home",
+    "worlds",
+    "bit_rot",
+    "s3_trouble",
+    "previous_build",
+    "flat",
+)
+"""Modules by the time that their tests take, so that none begins when all others are done."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes the order decides how long the last one runs."""
+    places = {f"test_{name}": place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)
