@@ -226,6 +226,9 @@ def _read_remote(
     identity = section.boolean("workloadIdentity", False)
     ca_secret = section.text("caSecret", _OBJECT_NAME, "the name of a Secret", "my-bucket-ca", "")
     _check_credentials(section, secret, identity, embedded, allow)
+    for field in ("caSecret", "workloadIdentity"):
+        if embedded and section.raw(field):
+            section.problem(field, "has no meaning with embedded; remove it")
     if not embedded and section.good("endpoint", "secure", "bucket"):
         not_allowed(section, *allow.refuses_remote(namespace, endpoint, bucket))
     section.refuse_unknown()

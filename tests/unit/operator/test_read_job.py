@@ -342,6 +342,13 @@ CASES = [
         ["leading"],
     ),
     (
+        "an authority of a store that the run brings",
+        f"{CHECKPOINT}.remote",
+        {"embedded": True, "caSecret": "my-ca"},
+        f"{CHECKPOINT}.remote.caSecret",
+        ["no meaning with embedded"],
+    ),
+    (
         "keys and an identity",
         f"{CHECKPOINT}.remote",
         {
