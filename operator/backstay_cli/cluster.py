@@ -30,6 +30,9 @@ _JOBS = f"trainingjobs.{GROUP}"
 _ANSWER_SECONDS = 60.0
 _FORWARD_SECONDS = 30.0
 _FORWARDING = re.compile(rb"Forwarding from (127\.0\.0\.1:\d+)")
+_LOGGED = re.compile(r"[EWI]\d{4} \d\d:\d\d:")
+"""A line of kubectl's own log, before what it says to people."""
+_MISCONFIGURED = ("error: stat ", "context was not found", "does not exist", "current-context must")
 _SHOWN = 6
 _FORWARDS_AT_ONCE = 16
 
@@ -68,7 +71,8 @@ class Kubectl:
             raise NoAnswer(f"kubectl gave no answer within {_ANSWER_SECONDS:.0f} s") from error
         if done.returncode == 0:
             return done.stdout
-        raise _refusal(done.stderr.strip() or f"kubectl ended with {done.returncode}")
+        words = "\n".join(line for line in done.stderr.splitlines() if not _LOGGED.match(line))
+        raise _refusal(words.strip() or f"kubectl ended with {done.returncode}")
 
     @contextmanager
     def forward(self, pod: str, port: int) -> Iterator[str]:
@@ -100,6 +104,8 @@ class Kubectl:
 
 
 def _refusal(words: str) -> CommandError:
+    if words.startswith("error: ") and any(part in words for part in _MISCONFIGURED):
+        return UsageError(words, "check --kubeconfig and --context")
     if "NotFound" in words or "not found" in words:
         return NotFound(words)
     if "doesn't have a resource type" in words:

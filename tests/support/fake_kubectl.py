@@ -37,6 +37,7 @@ class FakeKubectl:
             "forwards": {},
             "namespace": "default",
             "down": False,
+            "broken": "",
         }
         program = folder / "bin" / "kubectl"
         program.parent.mkdir()
@@ -65,7 +66,7 @@ class FakeKubectl:
         self._write()
 
     def set(self, **state: Any) -> None:
-        """`apply` (a refusal's words), `down`, `namespace`, `logs`, `forwards`, `unknown`."""
+        """`apply` (a refusal's words), `down`, `broken` (last words), `namespace`, `logs`, ..."""
         self._tree |= state
         self._write()
 

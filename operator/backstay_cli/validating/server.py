@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from backstay_cli.cluster import Kubectl
-from backstay_cli.errors import CommandError, NoAnswer, NotFound
+from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
 from backstay_cli.validating.files import Checked, Policy, default_policy
 from backstay_cli.validating.findings import Finding, ok, problem, unknown
 from backstay_operator.api import TrainingJob
@@ -39,7 +39,7 @@ def cluster_policy(kubectl: Kubectl, findings: list[Finding]) -> Policy:
         if not texts:
             raise NotFound("no operator's ConfigMap is there")
         config = read_config(yaml.safe_load(texts[0]))
-    except NoAnswer:
+    except (NoAnswer, UsageError):
         raise
     except (CommandError, ConfigError, KeyError, yaml.YAMLError) as error:
         words = _first_line(error)
@@ -64,7 +64,7 @@ def check_definition(kubectl: Kubectl) -> Iterator[Finding]:
     except NotFound:
         yield problem(where, "it is not installed; install the chart: helm install backstay ...")
         return
-    except NoAnswer:
+    except (NoAnswer, UsageError):
         raise
     except CommandError as error:
         yield unknown(where, f"can't be read: {_first_line(error)}")
@@ -112,7 +112,7 @@ def _namespace(kubectl: Kubectl, findings: list[Finding]) -> bool:
     except NotFound:
         findings.append(problem(where, f"does not exist: kubectl create namespace {name}"))
         return False
-    except NoAnswer:
+    except (NoAnswer, UsageError):
         raise
     except CommandError as error:
         findings.append(unknown(where, f"can't be read: {_first_line(error)}"))
@@ -127,7 +127,7 @@ def _dry_run(kubectl: Kubectl, checked: Checked) -> Iterator[Finding]:
         kubectl.run(
             "apply", "--dry-run=server", "-f", "-", "-o", "name", given=json.dumps(checked.tree)
         )
-    except NoAnswer:
+    except (NoAnswer, UsageError):
         raise
     except CommandError as error:
         words = error.message
@@ -173,7 +173,7 @@ def _secret(kubectl: Kubectl, name: str, keys: tuple[str, ...], make: str) -> Fi
         found = kubectl.secret(name)
     except NotFound:
         return problem(where, f"does not exist in {kubectl.namespace}: {make}")
-    except NoAnswer:
+    except (NoAnswer, UsageError):
         raise
     except CommandError as error:
         return unknown(where, f"can't be read: {_first_line(error)}")
@@ -190,7 +190,7 @@ def _pod_security(kubectl: Kubectl, job: TrainingJob) -> Iterator[Finding]:
     where = f"namespace {kubectl.namespace}"
     try:
         labels = kubectl.get("namespace", kubectl.namespace)["metadata"].get("labels") or {}
-    except NoAnswer:
+    except (NoAnswer, UsageError):
         raise
     except CommandError as error:
         yield unknown(where, f"whether its Pod Security allows hostPath: {_first_line(error)}")
@@ -223,7 +223,7 @@ def _service_account(kubectl: Kubectl, job: TrainingJob) -> Iterator[Finding]:
             where,
             f"does not exist: kubectl -n {kubectl.namespace} create serviceaccount {name}",
         )
-    except NoAnswer:
+    except (NoAnswer, UsageError):
         raise
     except CommandError as error:
         yield unknown(where, f"can't be read: {_first_line(error)}")

@@ -25,6 +25,8 @@ def main():
         calls.write(" ".join(sys.argv[3:]) + "\n")
     if STATE["down"]:
         fail("The connection to the server 127.0.0.1:6443 was refused")
+    if STATE["broken"]:
+        fail(STATE["broken"])
     verb, *rest = words
     answers = {"get": get, "apply": apply, "logs": logs, "config": config, "version": version}
     answers |= {"port-forward": forward}

@@ -44,6 +44,10 @@ def test_the_newest_running_pod_of_each_replica_counts() -> None:
         ('error: the server doesn\'t have a resource type "trainingjobs"', NotFound),
         ("The connection to the server 127.0.0.1:1 was refused", NoAnswer),
         ("Error from server (Forbidden): secrets is forbidden", CommandError),
+        ("error: stat /nowhere: no such file or directory", UsageError),
+        ("error: context was not found for specified context: x", UsageError),
+        ('error: context "x" does not exist', UsageError),
+        ("error: current-context must exist in order to minify", UsageError),
     ],
 )
 def test_what_kubectl_says_becomes_the_documented_exit_code(

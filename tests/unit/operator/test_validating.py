@@ -275,6 +275,17 @@ def test_a_cluster_that_is_away_is_unreachable(tmp_path: Path, kubectl: FakeKube
     assert "was refused" in done.output
 
 
+def test_what_kubectl_can_not_even_read_is_a_mistake_of_use(
+    tmp_path: Path, kubectl: FakeKubectl
+) -> None:
+    log = 'E1201 04:19:17.276559 1 memcache.go:265] "Unhandled Error" err="..."\n'
+    kubectl.set(broken=log + "error: stat /nowhere: no such file or directory")
+    done = server(tmp_path)
+    assert done.exit_code == 2
+    assert "check --kubeconfig and --context" in done.output
+    assert "memcache" not in done.output
+
+
 def test_a_bucket_that_is_out_of_reach_from_here_is_unknown(
     tmp_path: Path, kubectl: FakeKubectl
 ) -> None:
