@@ -215,12 +215,16 @@ OPERATOR = """
 import asyncio, json, sys
 from backstay_operator.leaders import HttpLeaders
 from backstay_operator.observe.leader import facts_of
+from backstay_protocol.messages import Policy
 
 async def ask(host, token):
     leaders = HttpLeaders()
     facts = facts_of(await leaders.job(host, token))
     flushed = await leaders.flush(host, token)
-    changed = await leaders.set_interval(host, token, 20)
+    if hasattr(leaders, "set_policy"):
+        changed = await leaders.set_policy(host, token, Policy(every_steps=20))
+    else:  # of 1.0
+        changed = await leaders.set_interval(host, token, 20)
     await leaders.close()
     return [facts.phase, facts.attempt, facts.newest_step, flushed is not None, changed]
 
