@@ -18,7 +18,10 @@ from cluster.harness import buildah, layout
 
 ROOT = layout.TESTS.parent
 REGISTRY = "backstay.test"
-COMMON = ("pyproject.toml", "README.md", "LICENSE", "images/requirements.py", "protocol")
+COMMON = (
+    *("pyproject.toml", "README.md", "LICENSE", "protocol"),
+    *("images/requirements.py", "images/needs.sh", "images/part.sh"),
+)
 BUILD_SECONDS = 900
 KEPT = 2  # archives of older builds, an image
 
@@ -28,14 +31,16 @@ class Recipe:
     """One image and everything that goes into it."""
 
     name: str
-    dockerfile: str
     inputs: tuple[str, ...]
+    dockerfile: str = "images/Dockerfile"
+    target: str = ""
+    """The stage that is the image; empty: the last one."""
     context: str = "."
     arguments: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """Changes with each byte that may reach the image from this repository."""
-        it = hashlib.sha256(f"{self.arguments} {buildah.BASE_PACKAGES}".encode())
+        it = hashlib.sha256(f"{self.target} {self.arguments} {buildah.BASE_PACKAGES}".encode())
         for path in self._files():
             it.update(f"{path.relative_to(ROOT)}\n".encode())
             it.update(path.read_bytes())
@@ -51,18 +56,18 @@ class Recipe:
 RECIPES = (
     Recipe(
         name="backstay-operator",
-        dockerfile="images/operator/Dockerfile",
+        target="operator",
         inputs=(*COMMON, "operator"),
     ),
     Recipe(
         name="backstay-sidecar",
-        dockerfile="images/sidecar/Dockerfile",
+        target="sidecar",
         inputs=(*COMMON, "sidecar"),
     ),
     Recipe(
         name="backstay-example-trainer",
-        dockerfile="images/trainer/Dockerfile",
-        inputs=(*COMMON, "images/trainer", "trainer_lib", "examples"),
+        target="trainer",
+        inputs=(*COMMON, "images/node-torch.sh", "trainer_lib", "examples"),
         arguments=("TORCH=none",),
     ),
     Recipe(
@@ -109,7 +114,7 @@ def _build(recipe: Recipe, folder: Path) -> Image:
     _tool(
         "image-build",
         *(word for argument in arguments for word in ("--build-arg", argument)),
-        *("--file", str(ROOT / recipe.dockerfile)),
+        *("--file", str(ROOT / recipe.dockerfile), "--target", recipe.target),
         *(str(ROOT / recipe.context), image.reference, str(partial)),
     )
     partial.rename(image.archive)

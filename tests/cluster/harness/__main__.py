@@ -47,6 +47,7 @@ def _image_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     image.add_argument("tag")
     image.add_argument("output")
     image.add_argument("--file", help="Dockerfile (default: the one in the context)")
+    image.add_argument("--target", default="", help="stage of the Dockerfile (default: the last)")
     image.add_argument("--build-arg", action="append", default=[])
 
 
@@ -143,7 +144,10 @@ def _image_base(cluster: Layout, args: argparse.Namespace) -> None:
 
 def _image_build(cluster: Layout, args: argparse.Namespace) -> None:
     debian.install()
-    buildah.build_image(Path(args.context), args.tag, Path(args.output), args.file, args.build_arg)
+    output = Path(args.output)
+    buildah.build_image(
+        Path(args.context), args.tag, output, args.file, args.target, args.build_arg
+    )
 
 
 def _up(cluster: Layout, args: argparse.Namespace) -> None:

@@ -70,6 +70,7 @@ def build_image(
     tag: str,
     output: Path,
     dockerfile: str | None = None,
+    target: str = "",
     arguments: list[str] | None = None,
 ) -> Path:
     """Build a Dockerfile and write the image as an archive, which `load` and `up` take."""
@@ -83,6 +84,8 @@ def build_image(
         argv += ["--build-arg", argument]
     if dockerfile:
         argv += ["--file", dockerfile]
+    if target:
+        argv += ["--target", target]
     _buildah(*argv, str(context))
     output.unlink(missing_ok=True)
     # Layers are not compressed in this format: written and loaded in half the time.
