@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from backstay_protocol import commit, rounds
 from backstay_protocol.history import Chain
-from backstay_protocol.ids import CheckpointId
+from backstay_protocol.ids import CheckpointId, first_attempt_of
 from backstay_protocol.messages import (
     Inventory,
     LeaderDecision,
@@ -17,10 +17,11 @@ from backstay_protocol.messages import (
     VerdictRequest,
 )
 from backstay_protocol.names import MEMORY, REMOTE
+from backstay_protocol.origins import OtherRun
 from backstay_protocol.promises import merge
 from backstay_protocol.records import AttemptRecord, AttemptState, Claim
 from backstay_protocol.rounds import Effect, Round, RoundSettings
-from backstay_protocol.topology import PodIdentity, RestoreOptions, Retention
+from backstay_protocol.topology import ManualChoice, PodIdentity, RestoreOptions, Retention
 
 if TYPE_CHECKING:
     from support.protocol_judge import Judge
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 OWNER = "cluster/job"
 KEEP_ONE = Retention(keep_last=1)
 UNKNOWN = -2  # a world whose base is not chosen yet
+FOREIGN = -10  # stands for the world of another run's checkpoint
+OTHER = "team/base"
 FRESH = -1
 
 
@@ -77,6 +80,8 @@ class World:
     progress: dict[int, int] = field(default_factory=dict)  # rank -> newest captured step
     order: int = 0  # when all ranks had gone ahead; 0: never
     knew_intents: frozenset[CheckpointId] = frozenset()
+    token: str = ""  # of the choice by hand that its record carries
+    by_hand: bool = False  # base None, because a person asked for it
 
 
 @dataclass
@@ -159,6 +164,19 @@ class Message:
 Action = tuple[str, str, Callable[[], None]]  # (kind, what happens, do it)
 
 
+def another_run(*steps: int) -> OtherRun:
+    """A run of two ranks whose attempt has the number of this run's first one."""
+    attempt = first_attempt_of(1)
+    shards = [Shard(s, attempt, FOREIGN, rank, 2, ()) for s in steps for rank in range(2)]
+    return OtherRun(
+        run=OTHER,
+        bases=(AttemptRecord(attempt=attempt, base=None),),
+        copies=tuple(shard.copy(REMOTE, -1) for shard in shards),
+        chains={attempt: ()},
+        commits=frozenset(shard.checkpoint for shard in shards),
+    )
+
+
 class Cluster:
     """The state of the cluster, and small questions about it."""
 
@@ -193,6 +211,11 @@ class Cluster:
         self.lists_before_claim = False
         """Without the rule claimnobase: what is listed is what was there before the claim."""
         self.old_views: dict[str, rounds.RemoteView] = {}
+        self.choice: ManualChoice | None = None
+        """What the job's `restore` says now; a leader reads it when it opens a round."""
+        self.choices: dict[str, ManualChoice | None] = {}
+        self.wishes: list[ManualChoice] = []
+        self.other = another_run(1, 2)
         self.judge: Judge | None = None
         self.log: list[str] = []
         first = dict.fromkeys(range(replicas), 1)
@@ -235,7 +258,10 @@ class Cluster:
 
     def settings_of(self, pod: Pod) -> RoundSettings:
         """What the pod's topology says; a pod of an older job has an older one."""
-        return replace(self.settings, replicas=pod.replicas)
+        current = pod.leader.round
+        choice = self.choices.get(current.name) if current is not None else None
+        restore = replace(self.settings.restore, choice=choice)
+        return replace(self.settings, replicas=pod.replicas, restore=restore)
 
     def ranks(self, pod: Pod) -> range:
         return self.settings.ranks_of(pod.replica)
@@ -259,7 +285,7 @@ class Cluster:
     def remote_copies(self) -> tuple[ShardCopy, ...]:
         return tuple(shard.copy(REMOTE, -1) for shard in self.remote.shards.values())
 
-    def remote_view(self) -> rounds.RemoteView:
+    def remote_view(self, runs: tuple[str, ...] = ()) -> rounds.RemoteView:
         chains = {shard.attempt: shard.chain for shard in self.remote.shards.values()}
         return rounds.RemoteView(
             claims=tuple(self.remote.claims),
@@ -267,6 +293,7 @@ class Cluster:
             inventory=Inventory(copies=self.remote_copies(), chains=chains),
             commits=frozenset(self.remote.commits),
             intents=frozenset(self.remote.intents),
+            others=(self.other,) if OTHER in runs else (),
         )
 
     def world_of(self, current: Round) -> int:

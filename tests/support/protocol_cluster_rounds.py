@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from backstay_protocol import promises, rounds
-from backstay_protocol.choice import nearest
-from backstay_protocol.ids import CheckpointId
+from backstay_protocol.choice import Fresh, nearest
 from backstay_protocol.messages import (
     GO,
     LOAD,
@@ -85,6 +84,7 @@ class RoundsOfCluster(Cluster):
             current = rounds.begin(f"r{next(self.names)}", self.now, leader.leader.last)
             leader.leader.round = leader.leader.last = current
             self.round_pods[current.name] = {}
+            self.choices[current.name] = self.choice
         request = self.join_request(pod)
         seat = current.joins.get(pod.replica)
         if seat is None or request.generation >= seat.generation:
@@ -129,6 +129,9 @@ class RoundsOfCluster(Cluster):
         worlds = {int(shard.fingerprint.split(".")[0]) for shard in current.decision.shards}
         base = current.decision.base
         world.base = (base.step, min(worlds)) if base else None
+        assert current.choice is not None
+        world.token = current.choice.choice
+        world.by_hand = isinstance(current.choice, Fresh) and current.choice.origin is not None
         if current.remote is not None:
             world.knew_intents = current.remote.intents
         if self.judge:
@@ -203,7 +206,7 @@ class RoundsOfCluster(Cluster):
         }
         bad = []
         for source in nearest(shard.sources, pod.replica, marks):
-            problem = self._try(pod, decision.base, shard, source, round_name)
+            problem = self._try(pod, decision, shard, source, round_name)
             if problem is None:
                 return []
             bad.append(
@@ -218,14 +221,24 @@ class RoundsOfCluster(Cluster):
         return bad
 
     def _try(
-        self, pod: Pod, base: CheckpointId, shard: ShardPlan, source: CopySource, round_name: str
+        self,
+        pod: Pod,
+        decision: LeaderDecision,
+        shard: ShardPlan,
+        source: CopySource,
+        round_name: str,
     ) -> bool | None:
         """None: served. True: proven bad. False: out of reach."""
+        base = decision.base
+        assert base is not None
         if source.tier == REMOTE:
             if not self.remote.up:
                 return False
-            there = self.remote.shards.get((base, shard.rank))
-            good = there is not None and there.fingerprint == shard.fingerprint
+            if decision.base_run:
+                there = {(c.checkpoint, c.rank): c.fingerprint for c in self.other.copies}
+                return None if there.get((base, shard.rank)) == shard.fingerprint else True
+            own = self.remote.shards.get((base, shard.rank))
+            good = own is not None and own.fingerprint == shard.fingerprint
             return None if good and (base, shard.rank) not in self.remote.corrupt else True
         holder = self.pods[self.round_pods[round_name][source.holder]]
         if not self.reach(pod, holder):
@@ -348,7 +361,7 @@ class RoundsOfCluster(Cluster):
         if isinstance(effect, rounds.MakeClaim):
             return self.create_claim(effect.claim)
         if isinstance(effect, rounds.ListRemote):
-            view = self.old_views.get(name) or self.remote_view()
+            view = self.old_views.get(name) or self.remote_view(effect.runs)
             return rounds.RemoteListed(effect.attempt, view)
         assert isinstance(effect, rounds.WriteBase)
         attempt = effect.record.attempt

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backstay_protocol.choice import Base, Fresh, RestoreView, choose
+from backstay_protocol.choice import (
+    Base,
+    Chosen,
+    Fresh,
+    Given,
+    Refuse,
+    RestoreView,
+    choose,
+)
 from backstay_protocol.history import lineage_of
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import LeaderDecision
 from backstay_protocol.round_events import NOTHING_USABLE
 from backstay_protocol.rounds import Phase, Round
-from support.protocol_cluster import UNKNOWN, Pod, Shard, World
+from backstay_protocol.topology import ManualChoice
+from support.protocol_cluster import FOREIGN, OTHER, UNKNOWN, Pod, Shard, World
 from support.protocol_sim import Sim
 
 
@@ -110,11 +119,14 @@ class Judge:
         base = current.decision.base
         members = self.members(current)
         remote = current.claimed and self.sim.remote.up
+        if len(worlds) > 1:
+            raise Violation(f"I1: step {base.step if base else 0} is mixed from {sorted(worlds)}")
+        assert current.choice is not None
+        if self._judge_by_hand(current, current.choice, members, remote=remote):
+            return
         if base is None:
             self._judge_nothing(members, remote=remote, fresh=True, struck=current)
             return
-        if len(worlds) > 1:
-            raise Violation(f"I1: step {base.step} is mixed from worlds {sorted(worlds)}")
         visible = self.visible_worlds(members, remote=remote)
         head = self.newest(visible)
         if head >= 0 and not self.truly_on_lineage(head, base.step, min(worlds)):
@@ -123,11 +135,69 @@ class Judge:
                 f"newer world {head}"
             )
 
+    def _judge_by_hand(
+        self, current: Round, chosen: Chosen, members: list[Pod], *, remote: bool
+    ) -> bool:
+        """Whether the decision gives contents by hand, and then whether it may.
+
+        A token that no record in sight carries applies now; one that a record carries never again.
+        Contents are given again only while the newest world began so and has nothing of its own.
+        """
+        recorded = self._recorded_in(current, members)
+        wanted = self._open_choice(current, recorded)
+        given = isinstance(chosen, Given) or (
+            isinstance(chosen, Fresh) and chosen.origin is not None
+        )
+        if wanted is not None and not given:
+            raise Violation(f"I6: {wanted} is not applied yet, and {chosen.reason}")
+        if wanted is not None and chosen.choice != wanted.token:
+            raise Violation(f"I6: the token of {wanted} is not recorded")
+        if wanted is not None or not given:
+            return given
+        head = self._rank_of_newest(recorded | self.visible_worlds(members, remote=remote))
+        before = self.sim.worlds[head] if head >= 0 else None
+        if before is None:
+            raise Violation("I6: contents are given again, and nobody had been given any")
+        if isinstance(chosen, Given):
+            again = before.base == (chosen.checkpoint.step, FOREIGN)
+        else:
+            again = before.by_hand
+        if not again or before.token != chosen.choice:
+            raise Violation(f"I6: {chosen.reason}: but the newest world {head} began otherwise")
+        self._judge_nothing(members, remote=remote, fresh=False)
+        return True
+
+    def _recorded_in(self, current: Round, members: list[Pod]) -> set[int]:
+        """Worlds whose records this round saw: its listing may be older than what is there now."""
+        listed = current.remote.bases if current.remote is not None and current.claimed else ()
+        known = {self.sim.remote.base_worlds[base.attempt] for base in listed}
+        return self.recorded_worlds(members, remote=False) | known
+
+    def _open_choice(self, current: Round, recorded: set[int]) -> ManualChoice | None:
+        """What a person has chosen and none of these worlds' records carries."""
+        wanted = self.sim.choices[current.name]
+        if wanted is None or any(self.sim.worlds[w].token == wanted.token for w in recorded):
+            return None
+        return wanted
+
+    def _rank_of_newest(self, worlds: set[int]) -> int:
+        told = [w for w in worlds if self.base_of(w) != (0, UNKNOWN)]
+        return max(told, key=lambda w: self._rank(self.sim.worlds[w]), default=-1)
+
+    def recorded_worlds(self, pods: list[Pod], *, remote: bool) -> set[int]:
+        """Those of which a record can be read."""
+        seen = {self.sim.record_world(pod) for pod in pods if self.sim.state(pod).record}
+        return (seen | (set(self.sim.remote.base_worlds.values()) if remote else set())) - {-1}
+
     def judge_refusal(self, leader: Pod, current: Round) -> None:
         assert current.give_up is not None
         if current.give_up.code == NOTHING_USABLE and not current.struck:
             members = self.members(current)
-            self._judge_nothing(members, remote=self.sim.remote.up, fresh=False, struck=current)
+            wanted = self._open_choice(current, self._recorded_in(current, members))
+            if wanted is None:
+                self._judge_nothing(members, remote=self.sim.remote.up, fresh=False, struck=current)
+            elif wanted.fresh or wanted.run_step in {-1, *(c.step for c in self.sim.other.commits)}:
+                raise Violation(f"I6: a refusal although {wanted} can be had")
 
     def _judge_nothing(
         self, pods: list[Pod], *, remote: bool, fresh: bool, struck: Round | None = None
@@ -190,8 +260,28 @@ class Judge:
         pods = [p for p in self.sim.current_pods() if p.replica < self.sim.settings.replicas]
         if all(pod.alive for pod in pods) and store.up:
             found = choose(self.view_of(pods))
+            plain = isinstance(found, Fresh) and found.origin is None
             if not isinstance(found, Base):
-                self._judge_nothing(pods, remote=True, fresh=isinstance(found, Fresh))
+                self._judge_nothing(pods, remote=True, fresh=plain)
+            if isinstance(found, Refuse):
+                self._judge_given(pods)
+
+    def _judge_given(self, pods: list[Pod]) -> None:
+        """A refusal, although the newest world began from another run's checkpoint that is there,
+        or by hand from nothing and left nothing?
+        """
+        recorded = self.recorded_worlds(pods, remote=True)
+        head = self._rank_of_newest(recorded | self.visible_worlds(pods, remote=True))
+        if head < 0 or head not in recorded:
+            return
+        base = self.base_of(head)
+        steps = {c.step for c in self.sim.other.commits}
+        if base is not None and base[1] == FOREIGN and base[0] in steps:
+            raise Violation(f"I6: a refusal although step {base[0]} of the other run is there")
+        left = {s.world for s in self.shards(pods, remote=True)}
+        left |= {s.world for s in self.sim.remote.shards.values()}
+        if self.sim.worlds[head].by_hand and head not in left:
+            raise Violation("I6: a refusal after a fresh start by hand that left nothing")
 
     def view_of(self, pods: list[Pod]) -> RestoreView:
         """What a claimed and listed round of these pods would see now."""
@@ -209,6 +299,7 @@ class Judge:
             claimed=True,
             listed=True,
             intents=remote.intents,
+            others={OTHER: self.sim.other},
             struck=frozenset((c, rank, "remote", -1) for c, rank in self.sim.remote.corrupt),
             quarantine_after=self.sim.settings.restore.quarantine_after,
         )

@@ -151,6 +151,27 @@ def _lastresort(patch: Patch) -> None:
     patch.setattr(choice, "_preferences", only_the_best)
 
 
+def _once(patch: Patch) -> None:
+    """choice.asks_by_hand: a choice applies until a record in sight carries its token."""
+    patch.setattr(choice, "asks_by_hand", lambda manual, records: manual is not None)
+
+
+def _origin(patch: Patch) -> None:
+    """choice.origin_of: what was given by hand is in the record, and is given again."""
+    patch.setattr(choice, "origin_of", lambda attempt, records: None)
+
+
+def _apart(patch: Patch) -> None:
+    """choice.usable: what is seen of another run never meets the own run's numbers."""
+    own = choice.usable
+
+    def joined(view: RestoreView, *, under_intent: bool) -> list[Any]:
+        others = [copy for other in view.others.values() for copy in other.copies]
+        return [*own(view, under_intent=under_intent), *others]
+
+    patch.setattr(choice, "usable", joined)
+
+
 _WAYS: dict[str, Callable[[Patch], None]] = {
     "fence": _fence,
     "promise": _promise,
@@ -168,5 +189,8 @@ _WAYS: dict[str, Callable[[Patch], None]] = {
     "tries": _tries,
     "onlyran": _onlyran,
     "lastresort": _lastresort,
+    "once": _once,
+    "origin": _origin,
+    "apart": _apart,
 }
 RULES = tuple(_WAYS)

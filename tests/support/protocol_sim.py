@@ -16,18 +16,23 @@ from functools import partial
 from backstay_protocol import rounds
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.rounds import Phase
-from backstay_protocol.topology import PodIdentity
+from backstay_protocol.topology import ManualChoice, PodIdentity
 from support.protocol_cluster import (
+    OTHER,
     Action,
     Disk,
     Leader,
     Pod,
+    another_run,
 )
 from support.protocol_cluster_work import WorkOfCluster
 
 
 class Sim(WorkOfCluster):
     """The cluster. `actions()` says what can happen next; `do()` makes it happen."""
+
+    most_wishes = 0
+    """How often a person may change `restore`; walks that look at that raise it."""
 
     # --- doing -----------------------------------------------------------------------------------
 
@@ -48,7 +53,33 @@ class Sim(WorkOfCluster):
                 if pod.replica == 0:
                     found += self._duties(pod)
         found += [a for message in self.in_flight for a in self._deliveries(message)]
-        return found + self._faults()
+        return found + self._faults() + self._wishes()
+
+    # --- what people do --------------------------------------------------------------------------
+
+    def _wishes(self) -> list[Action]:
+        """A person changes `restore` in the job, a few times in all; the other run deletes."""
+        found: list[Action] = []
+        number = len(self.wishes)
+        if number < self.most_wishes:
+            wishes = [ManualChoice(token=f"h{number}", fresh=True)]
+            if self.settings.remote_configured:
+                wishes.append(ManualChoice(token=f"h{number}", run=OTHER))
+                wishes.append(ManualChoice(token=f"h{number}", run=OTHER, run_step=1))
+            found += [
+                ("wish", f"a person wishes {w.run or 'fresh'} {w.run_step}", partial(self.wish, w))
+                for w in wishes
+            ]
+        if number and len(self.other.commits) == 2:
+            found.append(("other deletes", "the other run deletes step 1", self.other_deletes))
+        return found
+
+    def wish(self, choice: ManualChoice) -> None:
+        self.wishes.append(choice)
+        self.choice = choice
+
+    def other_deletes(self) -> None:
+        self.other = another_run(2)
 
     # --- faults ----------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ class ClusterMachine(RuleBasedStateMachine):
         steps=st.integers(0, 2),
         durable=st.booleans(),
         disk_full=st.booleans(),
+        wishes=st.sampled_from((0, 0, 2)),
     )
     def begin(
         self,
@@ -65,9 +66,11 @@ class ClusterMachine(RuleBasedStateMachine):
         steps: int,
         durable: bool,
         disk_full: bool,
+        wishes: int,
     ) -> None:
         self.sim = Sim(replicas, per_replica, has_remote=has_remote)
         self.sim.disk_full = disk_full
+        self.sim.most_wishes = wishes
         Judge(self.sim)
         self.sim.start()
         self.sim.train(steps, *(MOVES if durable else ()))
@@ -135,6 +138,11 @@ class ClusterMachine(RuleBasedStateMachine):
             self.sim.do(("resize", f"resize to {replicas}", lambda: self.sim.resize(replicas)))
             self._enabled = None
 
+    @precondition(lambda self: self.enabled("wish", "other deletes"))
+    @rule(pick=PICK)
+    def a_person_chooses_what_to_begin_from(self, pick: int) -> None:
+        self.do_one(pick, "wish", "other deletes")
+
     # --- whole walks, to get deep -----------------------------------------------------------------
 
     @rule()
@@ -165,14 +173,21 @@ TestCluster.settings = settings(
 
 # --- seeded walks ---------------------------------------------------------------------------------
 
-WEIGHTS = dict.fromkeys(FAULTS, 0.04) | {"tick": 0.3, "join": 1.5, "corrupt": 0.01}
+WEIGHTS = dict.fromkeys(FAULTS, 0.04) | {
+    "tick": 0.3,
+    "join": 1.5,
+    "corrupt": 0.01,
+    "wish": 0.1,
+    "other deletes": 0.005,
+}
 
 
-def walk(seed: int, length: int) -> Sim:
+def walk(seed: int, length: int, wishes: int = 0) -> Sim:
     """One walk of so many steps; faults are rarer than progress."""
     rng = random.Random(seed)
     sim = Sim(rng.choice((1, 1, 2, 2, 3)), has_remote=rng.random() < 0.85)
     sim.disk_full = rng.random() < 0.3
+    sim.most_wishes = wishes
     Judge(sim)
     try:
         _walk(sim, rng, length)
@@ -202,9 +217,9 @@ def _walk(sim: Sim, rng: random.Random, length: int) -> None:
         sim.do(rng.choice(enabled[kind]))
 
 
-def walks(count: int, length: int) -> int:
+def walks(count: int, length: int, wishes: int = 0) -> int:
     """So many walks; returns how many worlds began in them."""
-    sims = (walk(seed, length) for seed in range(count))
+    sims = (walk(seed, length, wishes) for seed in range(count))
     return sum(1 for sim in sims for world in sim.worlds if world.order)
 
 
@@ -212,6 +227,21 @@ def walks(count: int, length: int) -> int:
 def test_no_random_walk_breaks_an_invariant() -> None:
     count, length = (4000, 300) if SOAK else (40, 150)
     assert walks(count, length) > count  # they do get somewhere
+
+
+@pytest.mark.timeout(0 if SOAK else 120)
+def test_no_random_walk_with_choices_by_hand_breaks_an_invariant() -> None:
+    count, length = (4000, 300) if SOAK else (60, 150)
+    assert walks(count, length, wishes=3) > count
+
+
+@pytest.mark.parametrize("rule_name", ["once", "origin", "apart"])
+def test_random_walks_find_what_a_missing_rule_of_choices_lets_through(
+    monkeypatch: pytest.MonkeyPatch, rule_name: str
+) -> None:
+    without(monkeypatch, rule_name)
+    with pytest.raises(AssertionError, match=r"seed \d+: I\d"):
+        walks(60, 150, wishes=3)
 
 
 @pytest.mark.parametrize("rules", [("fence",), ("intent",), ("further",), ("freshlist", "known b")])
