@@ -12,6 +12,7 @@ pytest.
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
 import os
@@ -57,7 +58,7 @@ from backstay_protocol.names import (
     URL_CONFIRM,
     URL_RESTORE,
 )
-from backstay_protocol.topology import LocalTier, Peer, PodIdentity, Tiers, Topology
+from backstay_protocol.topology import LocalTier, ManualChoice, Peer, PodIdentity, Tiers, Topology
 
 TOKEN = "a-token-for-tests-0123456789"
 CHUNK_BYTES = 64 << 10
@@ -101,6 +102,8 @@ class SidecarJob:
     """Replica -> generation; empty: a bare topology."""
     topology_fields: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = "test"
+    run_name: str = "run"
     builds: dict[int, str] = field(default_factory=dict)
     """Replica -> where another build's packages are, as in PYTHONPATH; read at each start."""
 
@@ -112,9 +115,9 @@ class SidecarJob:
         if self.tiers is None:
             self.tiers = Tiers(local=LocalTier(root=str(self.folder / "disk")))
         self.topology = Topology(
-            namespace="test",
+            namespace=self.namespace,
             job="job",
-            run_name="run",
+            run_name=self.run_name,
             uid=uuid.uuid4().hex,
             replicas=self.replicas,
             processes_per_replica=self.per_replica,
@@ -124,8 +127,17 @@ class SidecarJob:
             tiers=self.tiers,
             **self.topology_fields,
         )
-        (self.folder / "topology.json").write_bytes(codec.dumps(self.topology))
+        self._write_topology()
         return self
+
+    def choose(self, choice: ManualChoice | None) -> None:
+        """The job's `restore` changes; sidecars that start from now on know."""
+        restore = dataclasses.replace(self.topology.restore, choice=choice)
+        self.topology = dataclasses.replace(self.topology, restore=restore)
+        self._write_topology()
+
+    def _write_topology(self) -> None:
+        (self.folder / "topology.json").write_bytes(codec.dumps(self.topology))
 
     def __exit__(self, *_: object) -> None:
         for index in list(self._processes):

@@ -41,6 +41,7 @@ from backstay_protocol.names import (
 )
 from backstay_protocol.topology import (
     LocalTier,
+    ManualChoice,
     MemoryTier,
     NeighborTier,
     PodIdentity,
@@ -98,6 +99,8 @@ class TrainingJob:
     topology_fields: Mapping[str, Any] = field(default_factory=dict)
     build: str = ""
     """Of the ranks: where another build's packages are, as in PYTHONPATH."""
+    namespace: str = "test"
+    run_name: str = "run"
     clock = SYSTEM_CLOCK
 
     def __enter__(self) -> TrainingJob:
@@ -111,6 +114,8 @@ class TrainingJob:
             per_replica=self.per_replica,
             tiers=self.tiers or every_tier(self.folder / "disk", neighbor=self.replicas > 1),
             generations=dict(self._generations),
+            namespace=self.namespace,
+            run_name=self.run_name,
             topology_fields={
                 "restore": self.restore,
                 "first_generation": FIRST_GENERATION,
@@ -179,6 +184,15 @@ class TrainingJob:
             "--step-seconds", str(self.step_seconds), *self.arguments,
         ]  # fmt: skip
         return nursery(self.build).start(arguments, env=env, log=self.folder / f"rank-{rank}.log")
+
+    def choose_again(self, choice: ManualChoice | None) -> None:
+        """The job's `restore` changes, and sidecars and ranks start anew."""
+        self.kill_ranks()
+        self.sidecars.choose(choice)
+        for replica in range(self.replicas):
+            self.sidecars.kill(replica)
+            self.sidecars.start(replica)
+        self.start_ranks()
 
     # --- failing ------------------------------------------------------------------------------
 
