@@ -9,18 +9,22 @@ import pytest
 from support.nursery import end_nursery
 
 SLOWEST = (
-    "example_restart",
-    "runner_real",
-    "bare_torchrun",
-    "main_job",
     "rounds",
-    "fault_points",
-    "trouble_at_home",
+    "runner_real",
+    "example_restart",
+    "main_job",
+    "flat",
+    "bare_torchrun",
     "worlds",
-    "bit_rot",
+    "fault_points",
     "s3_trouble",
     "previous_build",
-    "flat",
+    "bit_rot",
+    "trouble_at_home",
+    "sidecar_pair",
+    "runner",
+    "sidecar_saves",
+    "load_worlds",
 )
 """Modules by the time that their tests take, so that none begins when all others are done."""
 
