@@ -67,3 +67,21 @@ def test_a_run_that_is_not_there_is_refused_in_words(
     assert job.status.get("durableStep", 0) == 0
     job.delete()
     job.wait("nothing of it is left", lambda: not job.objects(), RECOVER_SECONDS)
+
+
+def test_a_job_that_runs_begins_from_nothing_once_when_it_is_told_to(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job("anew", replicas=2)
+    job.apply()
+    before = job.wait_training(timeout=START_SECONDS)
+    members = job.pod_name(1)
+    job.set_spec(restore={"fresh": True})
+    status = job.wait_training(before["attempt"])
+    assert status["lastRestore"]["step"] == 0
+    assert job.pod_name(1) == members, "only the leader's pod is made anew"
+    job.kill_rank(1)
+    status = job.wait_training(status["attempt"])
+    assert status["lastRestore"]["step"] > 0, "once"
+    job.delete()
+    job.wait("nothing of it is left", lambda: not job.objects(), RECOVER_SECONDS)

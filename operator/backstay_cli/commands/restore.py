@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -23,7 +23,6 @@ from backstay_cli.output import Format, OutputOption, print_json
 from backstay_cli.previewing import Previewed, Wanted, ask_leader, from_sight, other_run
 from backstay_cli.told import ToldWorld, told_by_cluster, told_by_folder
 from backstay_cli.where import WHERE_HELP, Where, disks_of, opened_bucket, with_catalog
-from backstay_operator.api.names import LABEL_JOB
 from backstay_protocol import codec
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.messages import REFUSE_OUTCOME, RestorePreview
@@ -225,19 +224,8 @@ def _what(wanted: Wanted) -> str:
 
 
 def _patches(job: ClusterJob, wanted: Wanted) -> tuple[str, ...]:
-    """A running job is suspended first (its pods save and end): a world chooses as it begins."""
-
-    def patch(spec: dict[str, Any]) -> str:
-        body = json.dumps({"spec": spec}, separators=(",", ":"))
-        return f"kubectl -n {job.namespace} patch tj {job.name} --type merge -p '{body}'"
-
+    """A job that runs is begun anew by the operator, one that does not when it is resumed."""
     there = (job.tree["spec"].get("restore") or {}).keys()
     earlier = {name: None for name in ("step", "attempt", "from", "fresh") if name in there}
-    restore = earlier | wanted.field
-    if not job.runs:
-        return (patch({"restore": restore}),)
-    return (
-        patch({"suspend": True}),
-        f"kubectl -n {job.namespace} wait pod -l {LABEL_JOB}={job.name} --for=delete --timeout=10m",
-        patch({"suspend": False, "restore": restore}),
-    )
+    body = json.dumps({"spec": {"restore": earlier | wanted.field}}, separators=(",", ":"))
+    return (f"kubectl -n {job.namespace} patch tj {job.name} --type merge -p '{body}'",)

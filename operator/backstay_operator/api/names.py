@@ -55,6 +55,7 @@ REASON_VOLUME_FAILED = "VolumeFailed"  # a volume or claim that can't be mounted
 # --- reasons: running, coming back ---------------------------------------------------------------
 REASON_FIRST_PODS = "FirstPods"
 REASON_CREATION_UNFINISHED = "CreationUnfinished"
+REASON_RESTORE_CHOSEN = "RestoreChosen"
 REASON_TEMPLATE_CHANGED = "TemplateChanged"
 REASON_TOKEN_CHANGED = "TokenChanged"  # pods go by another one than the job's Secret
 REASON_NODE_LOST = "NodeLost"

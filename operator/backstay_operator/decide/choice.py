@@ -25,9 +25,13 @@ def note_choice(record: JobRecord, wanted: ManualChoice | None, now: float) -> J
     return replace(record, choice=named, choice_number=number)
 
 
+def token_of(restore: RestoreOptions, record: JobRecord) -> str:
+    """The token of the choice as it was changed last; empty: nothing is chosen by hand."""
+    return f"{restore.choice.token}@{record.choice_number}" if restore.choice is not None else ""
+
+
 def chosen(restore: RestoreOptions, record: JobRecord) -> RestoreOptions:
     """What goes into the topology: the choice with the token of its own change."""
     if restore.choice is None:
         return restore
-    token = f"{restore.choice.token}@{record.choice_number}"
-    return replace(restore, choice=replace(restore.choice, token=token))
+    return replace(restore, choice=replace(restore.choice, token=token_of(restore, record)))

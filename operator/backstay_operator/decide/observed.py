@@ -73,6 +73,8 @@ class PodState:
     """Value of the topology key on its node."""
     spec_digest: str = ""
     """Of what it was made of; empty: not known."""
+    choice: str | None = None
+    """Token of the choice by hand when it was made, empty without one; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

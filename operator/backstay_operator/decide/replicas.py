@@ -8,11 +8,12 @@ section 4, Numbers).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from backstay_operator.api import names
 from backstay_operator.api.job import CLEAN_ALL, CLEAN_NONE
+from backstay_operator.decide.case import Case, Check, delete, may_delete
 from backstay_operator.decide.conditions import REMOTE_REASONS
 from backstay_operator.decide.observed import (
     JobRecord,
@@ -30,6 +31,11 @@ from backstay_operator.decide.plan import (
     Outcome,
     Plan,
 )
+from backstay_operator.decide.renewal import (
+    goes_by_another_token,
+    is_outdated,
+    leader_has_not_heard_of_the_choice,
+)
 from backstay_operator.decide.steady import how_it_stands
 from backstay_operator.decide.stuck import why_hung
 from backstay_operator.manifests.topology import pod_identity
@@ -38,16 +44,6 @@ from backstay_protocol.ids import generation_of
 from backstay_protocol.messages import LastWord
 from backstay_protocol.round_events import REMOTE_AWAY, STOOD_DOWN
 
-
-@dataclass(frozen=True)
-class _Case:
-    observed: Observed
-    record: JobRecord
-    now: float
-    settings: RestartSettings
-
-
-_Check = Callable[[_Case], Plan | None]
 _EVICTIONS = (
     "Evicted",
     "TerminationByKubelet",
@@ -67,7 +63,7 @@ def decide(observed: Observed, now: float, settings: RestartSettings) -> Plan:
         record = JobRecord(first_generation=first, generation=first)
     record = _noted(observed, record)
     observed, kept = _without_kept(observed, record)
-    case = _Case(observed, record, now, settings)
+    case = Case(observed, record, now, settings)
     plans = (check(case) for check in _CHECKS)
     plan = next((plan for plan in plans if plan is not None), None) or _steady(case)
     strays = (*_stray_deletions(observed, plan), *_kept_no_more(observed, kept, plan))
@@ -100,7 +96,7 @@ def _kept_no_more(observed: Observed, kept: tuple[PodState, ...], plan: Plan) ->
     spec = observed.job.spec
     if not spec.suspend and not (plan.record.outcome and spec.cleanup_pod_policy == CLEAN_ALL):
         return ()
-    return tuple(_delete(pod, "its logs are kept no longer", graceful=True) for pod in kept)
+    return tuple(delete(pod, "its logs are kept no longer", graceful=True) for pod in kept)
 
 
 def _noted(observed: Observed, record: JobRecord) -> JobRecord:
@@ -127,20 +123,15 @@ def _stray_deletions(observed: Observed, plan: Plan) -> tuple[Action, ...]:
     }
     why, stays = "it was replaced", _last_failed(observed)
     return tuple(
-        _delete(pod, why, graceful=pod.node_alive)
+        delete(pod, why, graceful=pod.node_alive)
         for pod in observed.pods
         if (pod.replica, pod.generation) not in named | mentioned
-        and _may_delete(pod)
+        and may_delete(pod)
         and pod not in stays
     )
 
 
-def _may_delete(pod: PodState) -> bool:
-    """A pod that ends already is left to end, unless nobody is there to do it."""
-    return not pod.terminating or not pod.node_alive
-
-
-def _is_over(case: _Case) -> Plan | None:
+def _is_over(case: Case) -> Plan | None:
     observed, record = case.observed, case.record
     if not record.outcome:
         return None
@@ -157,7 +148,7 @@ def _is_over(case: _Case) -> Plan | None:
     )
 
 
-def _is_suspended(case: _Case) -> Plan | None:
+def _is_suspended(case: Case) -> Plan | None:
     observed, record = case.observed, case.record
     if not observed.job.spec.suspend:
         return None
@@ -170,7 +161,7 @@ def _is_suspended(case: _Case) -> Plan | None:
     )
 
 
-def _leader_gave_up(case: _Case) -> Plan | None:
+def _leader_gave_up(case: Case) -> Plan | None:
     observed = case.observed
     leader = observed.leader
     if leader is None or leader.phase != "Failed" or _all_completed(observed):
@@ -184,7 +175,7 @@ def _leader_gave_up(case: _Case) -> Plan | None:
     return _end(case, succeeded=False, reason=reason, message=why)
 
 
-def _is_outranked(case: _Case) -> Plan | None:
+def _is_outranked(case: Case) -> Plan | None:
     """The leader saw a greater generation than its pods', which are the current ones all the same:
     a clock went back, or the run was somebody else's. One pod gets a number above that.
 
@@ -209,10 +200,10 @@ def _is_outranked(case: _Case) -> Plan | None:
         why,
         {replica: pod.node} if pod.node_alive else {},
     )
-    return replace(plan, actions=(_delete(pod, why, graceful=pod.node_alive), *plan.actions))
+    return replace(plan, actions=(delete(pod, why, graceful=pod.node_alive), *plan.actions))
 
 
-def _dies_early(case: _Case) -> Plan | None:
+def _dies_early(case: Case) -> Plan | None:
     observed = case.observed
     if observed.early_deaths < case.settings.early_deaths:
         return None
@@ -224,7 +215,7 @@ def _dies_early(case: _Case) -> Plan | None:
     return _end(case, succeeded=False, reason=names.REASON_EARLY_DEATHS, message=message)
 
 
-def _has_completed(case: _Case) -> Plan | None:
+def _has_completed(case: Case) -> Plan | None:
     """Succeeded only when the last checkpoint is durable, or after a stated deadline (invariant 6).
 
     Until then the pods stay: their sidecars go on bringing it out.
@@ -271,7 +262,7 @@ def _may_become_durable(observed: Observed) -> bool:
     return observed.job.spec.checkpoint.local is not None
 
 
-def _flush_pods(case: _Case) -> Plan | None:
+def _flush_pods(case: Case) -> Plan | None:
     """Sidecars end soon after the last trainer; what is left then others bring out."""
     observed, record = case.observed, case.record
     pods = observed.currents
@@ -298,7 +289,7 @@ def _flush_pods(case: _Case) -> Plan | None:
     )
 
 
-def _needs_first_pods(case: _Case) -> Plan | None:
+def _needs_first_pods(case: Case) -> Plan | None:
     observed, record = case.observed, case.record
     missing = [r for r in range(observed.job.spec.replicas) if r not in record.pods]
     if not missing:
@@ -309,7 +300,7 @@ def _needs_first_pods(case: _Case) -> Plan | None:
     return _creations(new, missing, names.REASON_FIRST_PODS, "first pods of the job", {})
 
 
-def _creation_unfinished(case: _Case) -> Plan | None:
+def _creation_unfinished(case: Case) -> Plan | None:
     observed, record = case.observed, case.record
     unfinished = [
         replica
@@ -325,7 +316,7 @@ def _creation_unfinished(case: _Case) -> Plan | None:
     return _creations(record, unfinished, reason, why, near)
 
 
-def _has_lost_pods(case: _Case) -> Plan | None:
+def _has_lost_pods(case: Case) -> Plan | None:
     observed, record = case.observed, case.record
     lost = {r: why for r in sorted(record.pods) if (why := _why_lost(observed, r, case.now))}
     if not lost:
@@ -335,7 +326,7 @@ def _has_lost_pods(case: _Case) -> Plan | None:
         pod = observed.current(replica)
         if pod is not None and not _keeps_logs(pod):
             heeds = pod.node_alive and not _stuck(observed, pod, case.now)
-            deletions.append(_delete(pod, lost[replica], graceful=heeds))
+            deletions.append(delete(pod, lost[replica], graceful=heeds))
     near = {r: node for r in lost if (node := _old_disk(observed, record, r))}
     reason = _reason_lost(observed, next(iter(lost)), case.now)
     plan = _create(observed, record, list(lost), reason, "; ".join(lost.values()), near, lost)
@@ -376,7 +367,7 @@ def _reason_lost(observed: Observed, replica: int, now: float) -> str:
     return names.REASON_EVICTED if pod.failed.startswith(_EVICTIONS) else names.REASON_POD_FAILED
 
 
-def _failed_after_end(case: _Case) -> Plan | None:
+def _failed_after_end(case: Case) -> Plan | None:
     """A replica that completed can't help a peer that failed later: it must run once more."""
     observed, record = case.observed, case.record
     completed = [p for p in observed.currents if p.trainer.completed]
@@ -384,49 +375,14 @@ def _failed_after_end(case: _Case) -> Plan | None:
     if not completed or not failed:
         return None
     why = f"replica {failed[0].replica} failed after replica {completed[0].replica} had completed"
-    deletions = tuple(_delete(pod, why, graceful=True) for pod in completed)
+    deletions = tuple(delete(pod, why, graceful=True) for pod in completed)
     near = {pod.replica: pod.node for pod in completed}
     replicas = [pod.replica for pod in completed]
     plan = _create(observed, record, replicas, names.REASON_PEER_FAILED_AFTER_END, why, near)
     return replace(plan, actions=(*deletions, *plan.actions))
 
 
-def _is_outdated(case: _Case) -> Plan | None:
-    """What a running pod can't take on: all end with a save, then all start anew."""
-    observed, record = case.observed, case.record
-    size = observed.job.spec.replicas
-    outdated = [
-        pod
-        for pod in observed.pods
-        if pod.replica >= size
-        or (pod.spec_digest and observed.spec_digest and pod.spec_digest != observed.spec_digest)
-    ]
-    if not outdated:
-        return None
-    why = "the job's template or size has changed"
-    actions = tuple(
-        _delete(pod, why, graceful=pod.node_alive) for pod in outdated if _may_delete(pod)
-    )
-    message = f"{why}: {len(outdated)} pods end after a save, then new ones go on from there"
-    return Plan(
-        record=record, actions=actions, reason=names.REASON_TEMPLATE_CHANGED, message=message
-    )
-
-
-def _goes_by_another_token(case: _Case) -> Plan | None:
-    """New pods would not be let in by the old ones: all end with a save, then all start anew."""
-    observed, record = case.observed, case.record
-    if not observed.token_refused:
-        return None
-    why = f"the pods go by another token than the Secret {observed.job.name}-backstay"
-    actions = tuple(
-        _delete(pod, why, graceful=pod.node_alive) for pod in observed.currents if _may_delete(pod)
-    )
-    message = f"{why}: all end after a save, then new ones go on from there"
-    return Plan(record=record, actions=actions, reason=names.REASON_TOKEN_CHANGED, message=message)
-
-
-def _is_draining(case: _Case) -> Plan | None:
+def _is_draining(case: Case) -> Plan | None:
     """A node is being emptied: one common save, brought out, then its pods are deleted by us."""
     observed, record = case.observed, case.record
     leaving = [pod for pod in observed.currents if pod.drain and not pod.terminating]
@@ -447,18 +403,19 @@ def _is_draining(case: _Case) -> Plan | None:
     else:
         message = f"not all was safe within {hold} s; leaving {nodes} nevertheless"
         reason = names.REASON_DRAIN_TOO_SLOW
-    deletions = tuple(_delete(pod, message, graceful=True) for pod in leaving)
+    deletions = tuple(delete(pod, message, graceful=True) for pod in leaving)
     return Plan(record=record, actions=deletions, reason=reason, message=message)
 
 
-_CHECKS: tuple[_Check, ...] = (
+_CHECKS: tuple[Check, ...] = (
     _is_over,
     _is_suspended,
     _leader_gave_up,
     _dies_early,
     _has_completed,
-    _is_outdated,
-    _goes_by_another_token,
+    is_outdated,
+    goes_by_another_token,
+    leader_has_not_heard_of_the_choice,
     _needs_first_pods,
     _creation_unfinished,
     _has_lost_pods,
@@ -468,7 +425,7 @@ _CHECKS: tuple[_Check, ...] = (
 )
 
 
-def _steady(case: _Case) -> Plan:
+def _steady(case: Case) -> Plan:
     observed, record = case.observed, case.record
     pods = {
         replica: replace(pod, created=pod.created or observed.current(replica) is not None)
@@ -488,13 +445,9 @@ def _all_completed(observed: Observed) -> bool:
     return len(pods) == observed.job.spec.replicas and all(p.trainer.completed for p in pods)
 
 
-def _delete(pod: PodState, why: str, *, graceful: bool) -> DeletePod:
-    return DeletePod(replica=pod.replica, generation=pod.generation, graceful=graceful, why=why)
-
-
 def _delete_all(observed: Observed, why: str) -> tuple[Action, ...]:
     pods = tuple(
-        _delete(pod, why, graceful=pod.node_alive) for pod in observed.pods if _may_delete(pod)
+        delete(pod, why, graceful=pod.node_alive) for pod in observed.pods if may_delete(pod)
     )
     return (*pods, *_delete_flush_pods(observed, why))
 
@@ -509,7 +462,7 @@ def _delete_flush_pods(observed: Observed, why: str) -> tuple[Action, ...]:
             flush=True,
         )
         for pod in observed.flush_pods
-        if _may_delete(pod)
+        if may_delete(pod)
     )
 
 
@@ -533,11 +486,11 @@ def _differs(action: DeletePod, pod: PodState) -> bool:
     return (action.replica, action.generation) != (pod.replica, pod.generation)
 
 
-def _succeed(case: _Case, reason: str, message: str) -> Plan:
+def _succeed(case: Case, reason: str, message: str) -> Plan:
     return _end(case, succeeded=True, reason=reason, message=message)
 
 
-def _end(case: _Case, *, succeeded: bool, reason: str, message: str) -> Plan:
+def _end(case: Case, *, succeeded: bool, reason: str, message: str) -> Plan:
     observed, record = case.observed, case.record
     record = replace(
         record,

@@ -15,6 +15,7 @@ from backstay_operator.api.names import SIDECAR
 from backstay_operator.manifests.objects import owner_reference
 from backstay_operator.manifests.pods import LOCAL_VOLUME, build_pod
 from backstay_operator.manifests.wiring import (
+    ANNOTATION_CHOICE,
     ANNOTATION_SPEC,
     LABEL_ROLE,
     LOCAL_MOUNT,
@@ -110,6 +111,8 @@ def _own(pod: dict[str, Any], job: TrainingJob, wiring: Wiring, role: str) -> No
     metadata["ownerReferences"] = [owner_reference(job, wiring.uid)]
     metadata["labels"][LABEL_ROLE] = role
     metadata["annotations"][ANNOTATION_SPEC] = spec_digest(job)
+    choice = wiring.restore.choice if wiring.restore is not None else None
+    metadata["annotations"][ANNOTATION_CHOICE] = choice.token if choice is not None else ""
 
 
 def _queue(pod: dict[str, Any], job: TrainingJob, identity: PodIdentity) -> None:

@@ -21,6 +21,7 @@ POD_FILE = "pod.json"
 LABEL_ROLE = f"{GROUP}/role"
 ROLE_REPLICA = "replica"
 ROLE_FLUSH = "flush"
+ANNOTATION_CHOICE = f"{GROUP}/restore-choice"  # token of spec.restore's choice when it was made
 ANNOTATION_SPEC = f"{GROUP}/spec-digest"  # of what the pod was made of (cluster_pod.spec_digest)
 
 

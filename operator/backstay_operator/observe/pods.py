@@ -15,7 +15,12 @@ from backstay_operator.api.names import (
 )
 from backstay_operator.cluster import Tree
 from backstay_operator.decide import ContainerState, Ended, PodState, Trouble
-from backstay_operator.manifests.wiring import ANNOTATION_SPEC, LABEL_ROLE, ROLE_FLUSH
+from backstay_operator.manifests.wiring import (
+    ANNOTATION_CHOICE,
+    ANNOTATION_SPEC,
+    LABEL_ROLE,
+    ROLE_FLUSH,
+)
 from backstay_operator.times import seconds
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
@@ -57,6 +62,7 @@ def pod_state(
     identity = identity_of(tree)
     assert identity is not None
     metadata, spec, status = tree["metadata"], tree["spec"], tree.get("status") or {}
+    annotations = metadata.get("annotations") or {}
     main = SIDECAR if is_flush_pod(tree) else TRAINER
     trainer = container_state(tree, main)
     return PodState(
@@ -73,7 +79,8 @@ def pod_state(
         trouble=trouble_of(tree),
         drain=drain,
         domain=domain,
-        spec_digest=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC, ""),
+        spec_digest=annotations.get(ANNOTATION_SPEC, ""),
+        choice=annotations.get(ANNOTATION_CHOICE),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -773,6 +774,40 @@ async def test_a_greater_attempt_in_the_bucket_is_outbid_once_unless_its_job_liv
     await world.look()
     assert not any(" Pod " in call for call in world.writes()), "once is enough"
     assert not any(c["type"] == names.FAILED for c in world.status["conditions"])
+
+
+async def test_a_changed_choice_of_what_to_restore_makes_a_new_leaders_pod_once(
+    world: World,
+) -> None:
+    await world.train()
+    world.cluster.edit_job("gpt", {"spec": {"restore": {"step": 20}}})
+    await world.look()
+    assert world.status["reason"] == names.REASON_RESTORE_CHOSEN
+    ending = [p for p in world.cluster.pods() if p["metadata"].get("deletionTimestamp")]
+    assert [p["metadata"]["name"] for p in ending] == [f"gpt-0-{FIRST}"]
+    await world.look()
+    world.cluster.run_pods()
+    world.restart_operator()
+    for _ in range(3):
+        await world.look()
+    pods = [f"gpt-0-{FIRST + 1}", f"gpt-1-{FIRST}", f"gpt-2-{FIRST}"]
+    assert sorted(p["metadata"]["name"] for p in world.cluster.pods()) == pods, "once"
+    tree = world.cluster.objects["ConfigMap", "team", "gpt-backstay"]
+    choice = json.loads(tree["data"]["topology.json"])["restore"]["choice"]
+    noted = world.cluster.pod_of(0)["metadata"]["annotations"]["backstay.dev/restore-choice"]
+    assert choice["token"] == noted != ""
+    world.cluster.edit_job("gpt", {"spec": {"restore": None}})
+    await world.look()
+    assert sorted(p["metadata"]["name"] for p in world.cluster.pods()) == pods, "nothing to apply"
+
+
+async def test_a_pod_that_does_not_tell_its_choice_is_left_alone(world: World) -> None:
+    await world.train()
+    for pod in world.cluster.pods():
+        del pod["metadata"]["annotations"]["backstay.dev/restore-choice"]
+    world.cluster.edit_job("gpt", {"spec": {"restore": {"step": 20}}})
+    await world.look()
+    assert not any(p["metadata"].get("deletionTimestamp") for p in world.cluster.pods())
 
 
 async def test_a_changed_template_makes_new_pods_when_all_old_ones_are_gone(world: World) -> None:
