@@ -1,4 +1,4 @@
-"""A valid manifest and job for the operator's tests."""
+"""A valid manifest and job for the operator's tests, and a world for whole passes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from backstay_operator.api import TrainingJob, read_job
+from support.operator_world import World
 
 VALID: dict[str, Any] = {
     "apiVersion": "backstay.dev/v1alpha1",
@@ -46,3 +47,8 @@ VALID: dict[str, Any] = {
 @pytest.fixture(scope="session")
 def job() -> TrainingJob:
     return read_job(VALID)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
