@@ -1,4 +1,4 @@
-"""Whole passes over a job, against a cluster in memory: beginning, refusals, conditions, crashes."""
+"""Whole passes over a job in a cluster in memory: beginning, refusals, conditions, crashes."""
 
 from __future__ import annotations
 
