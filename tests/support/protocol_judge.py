@@ -392,7 +392,8 @@ class Judge:
         if before.newest < 0:
             return
         after = self.facts()
-        if before.lives and not after.lives:
+        # A remote copy that went bad after its commit is a fault of its own (guarantees.md, 4).
+        if before.lives and not after.lives and not self.sim.remote.corrupt:
             raise Violation(f"I4: {what} removes the only complete copy")
         members = self.sim.worlds[before.newest].members.values()
         if all(self.sim.pods[number].alive for number in members):
