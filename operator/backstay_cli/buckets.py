@@ -17,6 +17,7 @@ from backstay_cli.cluster import ClusterJob, Kubectl
 from backstay_cli.credentials import HINT, credentials
 from backstay_cli.errors import NotFound, UsageError
 from backstay_cli.find import LocalJob
+from backstay_operator.manifests.wiring import ACCESS_KEY, CA_KEY, SECRET_KEY, SESSION_KEY
 from backstay_protocol.layout import RemoteLayout
 from backstay_protocol.names import ENV_S3_CA_FILE
 
@@ -146,15 +147,15 @@ def remote_keys(kubectl: Kubectl, remote: Mapping[str, Any]) -> Keys:
     """Of the Secrets that a manifest names; without one, the person's. Raises CommandError."""
     name, authority = remote.get("credentialsSecret"), ""
     if remote.get("caSecret"):
-        authority = kubectl.secret(remote["caSecret"]).get("ca.crt", "")
+        authority = kubectl.secret(remote["caSecret"]).get(CA_KEY, "")
     if not name:
         own = own_keys()
         return replace(own, authority=authority or own.authority)
     found = kubectl.secret(name)
     return Keys(
-        access=found.get("accessKey", ""),
-        secret=found.get("secretKey", ""),
-        session=found.get("sessionToken", ""),
-        hint=f"check accessKey and secretKey of the Secret {name}, and remote.region",
+        access=found.get(ACCESS_KEY, ""),
+        secret=found.get(SECRET_KEY, ""),
+        session=found.get(SESSION_KEY, ""),
+        hint=f"check {ACCESS_KEY} and {SECRET_KEY} of the Secret {name}, and remote.region",
         authority=authority,
     )

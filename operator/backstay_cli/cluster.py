@@ -21,12 +21,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
-from backstay_operator.api.names import GROUP, LABEL_GENERATION, LABEL_JOB, LABEL_REPLICA
+from backstay_operator.api.names import CRD_NAME, LABEL_GENERATION, LABEL_JOB, LABEL_REPLICA
+from backstay_operator.manifests.objects import OPERATOR_LABELS, TOKEN_KEY, owned_name
 from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.messages import ReplicaView
 from backstay_protocol.names import PORT_API
 
-_JOBS = f"trainingjobs.{GROUP}"
+OPERATOR_SELECTOR = ",".join(f"{name}={value}" for name, value in OPERATOR_LABELS.items())
+"""Of the operator's pods and ConfigMap, in whatever namespace the chart put them."""
+_JOBS = CRD_NAME
 _ANSWER_SECONDS = 60.0
 _FORWARD_SECONDS = 30.0
 _FORWARDING = re.compile(rb"Forwarding from (127\.0\.0\.1:\d+)")
@@ -195,7 +198,7 @@ class ClusterJob:
 
     def token(self) -> str:
         """The job's. Raises CommandError where the person may not read it."""
-        return self.kubectl.secret(f"{self.name}-backstay").get("token", "")
+        return self.kubectl.secret(owned_name(self.name)).get(TOKEN_KEY, "")
 
     @property
     def run_name(self) -> str:

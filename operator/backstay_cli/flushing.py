@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backstay_cli.client import SidecarClient
+from backstay_cli.leader import SILENT_SECONDS
 from backstay_protocol.clock import Clock
 from backstay_protocol.errors import Refused, Unreachable
 from backstay_protocol.messages import FlushReply, JobView
@@ -108,7 +109,7 @@ def _why(view: JobView | None, reply: FlushReply, trouble: str) -> tuple[str, ..
         return tuple(found)
     if view.phase != "Training" and view.message:
         found.append(f"the job is {view.phase}: {view.message}")
-    silent = [r.replica for r in view.replicas if r.seen_seconds_ago > 10]
+    silent = [r.replica for r in view.replicas if r.seen_seconds_ago > SILENT_SECONDS]
     if silent:
         found.append(f"the leader does not hear of replicas {', '.join(map(str, silent))}")
     found += [f"tier {t.tier}: {t.message or 'not well'}" for t in view.tiers if not t.ok]

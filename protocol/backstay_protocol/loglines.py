@@ -21,7 +21,7 @@ FORMATS = (JSON, TEXT)
 FIELDS = ("namespace", "job", "replica", "rank", "attempt", "step")
 """What a line may be about, in this order: of the record (`extra=`), else of the context."""
 MASK = "***"
-_SIGNED = re.compile(r"(X-Amz-(?:Signature|Security-Token|Credential)=)[^&\s\"'\\]+")
+_SIGNED = re.compile(r"(X-Amz-(?:Signature|Security-Token|Credential)=)[^&\s\"'\\]+", re.IGNORECASE)
 _MASKED = rf"\g<1>{MASK}"
 
 Context = Callable[[], Mapping[str, object]]
@@ -46,7 +46,12 @@ class Masks:
         """The line without them."""
         for secret in self._secrets:
             line = line.replace(secret, MASK)
-        return _SIGNED.sub(_MASKED, line)
+        return mask_signatures(line)
+
+
+def mask_signatures(text: str) -> str:
+    """The text without what lets others use a presigned URL that stands in it."""
+    return _SIGNED.sub(_MASKED, text)
 
 
 class JsonLines(logging.Formatter):

@@ -12,16 +12,14 @@ from backstay_cli.buckets import cluster_bucket
 from backstay_cli.bundle.archive import Bundle
 from backstay_cli.bundle.from_sidecars import add_metrics, gather_sidecars
 from backstay_cli.bundle.listing import list_bucket
-from backstay_cli.client import SidecarClient
-from backstay_cli.cluster import ClusterJob, Kubectl
-from backstay_cli.errors import CommandError, NoAnswer
+from backstay_cli.cluster import OPERATOR_SELECTOR, ClusterJob, Kubectl
+from backstay_cli.errors import CommandError
+from backstay_cli.leader import cluster_leader
 from backstay_cli.where import Where
 from backstay_operator.api.names import CRD_NAME, LABEL_JOB
 from backstay_operator.manifests.objects import owned_name
-from backstay_protocol.messages import ReplicaView
 from backstay_protocol.names import PORT_HEALTH
 
-OPERATOR = "app.kubernetes.io/part-of=backstay,app.kubernetes.io/component=operator"
 _OWNED = ("configmap", "service", "poddisruptionbudget", "networkpolicy", "persistentvolumeclaim")
 _AT_ONCE = 8
 _LINES = 20_000
@@ -178,14 +176,16 @@ def _log(
 def _operator(kubectl: Kubectl, bundle: Bundle) -> None:
     """Its pods, settings and logs, wherever it is installed."""
     with bundle.attempt("operator"):
-        pods = kubectl.get("pods", "--all-namespaces", f"--selector={OPERATOR}")["items"]
+        pods = kubectl.get("pods", "--all-namespaces", f"--selector={OPERATOR_SELECTOR}")["items"]
         bundle.json("operator/pods.json", pods, "the operator's pods")
         if not pods:
             raise CommandError("no pod of an operator is there")
         bundle.fetch(
             "operator/settings.json",
             "the operator's settings",
-            lambda: kubectl.get("configmap", "--all-namespaces", f"--selector={OPERATOR}")["items"],
+            lambda: kubectl.get("configmap", "--all-namespaces", f"--selector={OPERATOR_SELECTOR}")[
+                "items"
+            ],
         )
         for namespace in sorted({pod["metadata"].get("namespace", "") for pod in pods}):
             there = [pod for pod in pods if pod["metadata"].get("namespace", "") == namespace]
@@ -194,19 +194,9 @@ def _operator(kubectl: Kubectl, bundle: Bundle) -> None:
 
 def _sidecars(job: ClusterJob, bundle: Bundle) -> None:
     with bundle.attempt("leader"):
-        if not job.runs:
-            raise CommandError("the pod of replica 0, which leads, does not run")
-        leader = SidecarClient(job.address(), job.token())
-        gather_sidecars(leader, bundle, lambda view: _reach(job, view))
+        gather_sidecars(cluster_leader(job), bundle, job.reach)
     with ExitStack() as forwards:
         for replica, pod in list(job.pods.items())[: bundle.limits.pods]:
             with bundle.attempt(f"sidecars/{replica}/metrics.txt"):
                 address = forwards.enter_context(job.kubectl.forward(pod, PORT_HEALTH))
                 add_metrics(address, replica, bundle)
-
-
-def _reach(job: ClusterJob, view: ReplicaView) -> str:
-    try:
-        return job.address(view.replica)
-    except NoAnswer:
-        return ""

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from backstay_cli.bundle.archive import Bundle
 from backstay_cli.client import SidecarClient
+from backstay_cli.leader import SILENT_SECONDS
 from backstay_protocol.messages import AgentStatus, CheckpointList, JobView, ReplicaView
 from backstay_protocol.names import (
     PORT_API,
@@ -45,7 +46,8 @@ def gather_sidecars(
 def _chosen(views: Iterable[ReplicaView], bundle: Bundle) -> list[ReplicaView]:
     """Those that are silent or in trouble first."""
     order = sorted(
-        views, key=lambda v: (v.seen_seconds_ago < 10, all(t.ok for t in v.tiers), v.replica)
+        views,
+        key=lambda v: (v.seen_seconds_ago <= SILENT_SECONDS, all(t.ok for t in v.tiers), v.replica),
     )
     left = order[bundle.limits.pods :]
     if left:

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-MASK = "***"
+from backstay_protocol.loglines import MASK, mask_signatures
+
 _SHORTEST = 6
 """A known secret that is shorter would mask ordinary words."""
 _NAME = (
@@ -34,9 +35,6 @@ _NAMED = re.compile(
 _NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?%?", re.IGNORECASE)
 _FORMS = (
     re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{8,}"),
-    re.compile(r"(?i)(?<=X-Amz-Signature=)[^&\s\"']+"),
-    re.compile(r"(?i)(?<=X-Amz-Credential=)[^&\s\"']+"),
-    re.compile(r"(?i)(?<=X-Amz-Security-Token=)[^&\s\"']+"),
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
     re.compile(r"(?<=://)[^/\s:@\"']+:[^/\s:@\"']+(?=@)"),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL),
@@ -66,6 +64,7 @@ class Masker:
             text = text.replace(secret, MASK)
         for form in _FORMS:
             text = form.sub(MASK, text)
+        text = mask_signatures(text)
         return _ASSIGNED.sub(_masked, _NAMED.sub(_masked_entry, text))
 
     def tree(self, tree: Any) -> Any:

@@ -15,7 +15,7 @@ from backstay_cli.client import SidecarClient
 from backstay_cli.errors import CommandError
 from backstay_cli.explaining import Search, Told
 from backstay_cli.find import LocalJob, choose_job
-from backstay_cli.leader import local_leader
+from backstay_cli.leader import cluster_leader, local_leader
 from backstay_cli.output import Format, OutputOption, print_json
 from backstay_cli.where import WHERE_HELP, Where, disks_of, named_bucket, store_of
 from backstay_operator.api.quantity import format_bytes
@@ -64,7 +64,7 @@ def _in_cluster(where: Where, search: Search) -> None:
     with where.cluster_job() as job:
         try:
             if job.runs:
-                search.leader(SidecarClient(job.address(), job.token()))
+                search.leader(cluster_leader(job))
         except CommandError as error:
             search.cannot(error)
         try:

@@ -14,11 +14,10 @@ import yaml
 from backstay_cli.candidates import tell_candidates
 from backstay_cli.catalog import Catalog, DiskCatalog, select
 from backstay_cli.catalog.sight import Sight, bucket_sight
-from backstay_cli.client import SidecarClient
 from backstay_cli.cluster import ClusterJob
 from backstay_cli.errors import EXIT_FAILED, UsageError
 from backstay_cli.find import choose_job
-from backstay_cli.leader import leader_of
+from backstay_cli.leader import cluster_leader, leader_of
 from backstay_cli.output import Format, OutputOption, print_json
 from backstay_cli.previewing import Previewed, Wanted, ask_leader, from_sight, other_run
 from backstay_cli.told import ToldWorld, told_by_cluster, told_by_folder
@@ -123,7 +122,7 @@ def _previewed(where: Where, wanted: Wanted) -> Previewed:
 def _in_cluster(where: Where, wanted: Wanted) -> Previewed:
     with where.cluster_job() as job:
         if job.runs:
-            leader = SidecarClient(job.address(), job.token())
+            leader = cluster_leader(job)
             return Previewed(source="the leader", preview=ask_leader(leader, wanted))
         told = told_by_cluster(job)
     return asyncio.run(_without_leader(where, wanted, told))

@@ -17,8 +17,16 @@ from backstay_cli.local.state import LocalStatus, StateFolder
 from backstay_operator.api import TrainingJob
 from backstay_operator.decide import chosen
 from backstay_operator.manifests import Addresses, Wiring, build_pod, build_topology
+from backstay_operator.manifests.objects import TOKEN_KEY, owned_name
 from backstay_operator.manifests.pods import CONFIG_VOLUME, LOCAL_VOLUME, MEMORY_VOLUME
-from backstay_operator.manifests.wiring import POD_FILE, TOPOLOGY_FILE, pod_name
+from backstay_operator.manifests.wiring import (
+    ACCESS_KEY,
+    POD_FILE,
+    SECRET_KEY,
+    SESSION_KEY,
+    TOPOLOGY_FILE,
+    pod_name,
+)
 from backstay_operator.settings import SidecarSettings
 from backstay_protocol import codec
 from backstay_protocol.errors import ProtocolError
@@ -125,19 +133,19 @@ class Wires:
 
     def _read_secrets(self) -> dict[tuple[str, str], str]:
         """The job's own Secret, and the remote tier's keys from the environment."""
-        found = {(_SECRET, "token"): self._state.token()}
+        found = {(_SECRET, TOKEN_KEY): self._state.token()}
         remote = self._job.spec.checkpoint.remote
         if remote is None or remote.workload_identity:
             return found
-        name = remote.credentials_secret or f"{self._job.name}-backstay"
+        name = remote.credentials_secret or owned_name(self._job.name)
         if remote.embedded:
             access, secret, session = *self._state.store_keys(), ""
         else:
             access, secret, session = credentials()
-        found[name, "accessKey"] = access
-        found[name, "secretKey"] = secret
+        found[name, ACCESS_KEY] = access
+        found[name, SECRET_KEY] = secret
         if session:
-            found[name, "sessionToken"] = session
+            found[name, SESSION_KEY] = session
         return found
 
 

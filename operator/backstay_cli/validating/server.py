@@ -12,19 +12,19 @@ from typing import Any
 
 import yaml
 
-from backstay_cli.cluster import Kubectl
+from backstay_cli.cluster import OPERATOR_SELECTOR, Kubectl
 from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
 from backstay_cli.validating.files import Checked, Policy, default_policy
 from backstay_cli.validating.findings import Finding, ok, problem, unknown
 from backstay_operator.api import TrainingJob
+from backstay_operator.api.job import HOST_PATH
 from backstay_operator.api.names import ANNOTATION_SCHEMA, CRD_NAME, SCHEMA_NUMBER
 from backstay_operator.config import read_config
 from backstay_operator.errors import ConfigError
+from backstay_operator.manifests.wiring import ACCESS_KEY, CA_KEY, SECRET_KEY
 
-_OPERATOR = "app.kubernetes.io/part-of=backstay,app.kubernetes.io/component=operator"
 _ENFORCE = "pod-security.kubernetes.io/enforce"
 _FORBIDS_HOST_PATH = ("baseline", "restricted")
-_HOST_PATH = "hostPath"
 
 _Check = Callable[[Kubectl, TrainingJob], Iterator[Finding]]
 
@@ -34,7 +34,7 @@ def cluster_policy(kubectl: Kubectl, findings: list[Finding]) -> Policy:
     where = "operator"
     namespace = kubectl.namespace or context_namespace(kubectl)
     try:
-        found = kubectl.get("configmap", "--all-namespaces", f"--selector={_OPERATOR}")
+        found = kubectl.get("configmap", "--all-namespaces", f"--selector={OPERATOR_SELECTOR}")
         texts = [item["data"]["operator.yaml"] for item in found["items"] if "data" in item]
         if not texts:
             raise NotFound("no operator's ConfigMap is there")
@@ -152,9 +152,9 @@ def _credentials(kubectl: Kubectl, job: TrainingJob) -> Iterator[Finding]:
         name = remote.credentials_secret
         make = (
             f"kubectl -n {kubectl.namespace} create secret generic {name} "
-            "--from-literal=accessKey=... --from-literal=secretKey=..."
+            f"--from-literal={ACCESS_KEY}=... --from-literal={SECRET_KEY}=..."
         )
-        yield _secret(kubectl, name, ("accessKey", "secretKey"), make)
+        yield _secret(kubectl, name, (ACCESS_KEY, SECRET_KEY), make)
 
 
 def _authority(kubectl: Kubectl, job: TrainingJob) -> Iterator[Finding]:
@@ -162,9 +162,9 @@ def _authority(kubectl: Kubectl, job: TrainingJob) -> Iterator[Finding]:
     if remote is not None and remote.ca_secret:
         name = remote.ca_secret
         make = (
-            f"kubectl -n {kubectl.namespace} create secret generic {name} --from-file=ca.crt=FILE"
+            f"kubectl -n {kubectl.namespace} create secret generic {name} --from-file={CA_KEY}=FILE"
         )
-        yield _secret(kubectl, name, ("ca.crt",), make)
+        yield _secret(kubectl, name, (CA_KEY,), make)
 
 
 def _secret(kubectl: Kubectl, name: str, keys: tuple[str, ...], make: str) -> Finding:
@@ -185,7 +185,7 @@ def _secret(kubectl: Kubectl, name: str, keys: tuple[str, ...], make: str) -> Fi
 
 def _pod_security(kubectl: Kubectl, job: TrainingJob) -> Iterator[Finding]:
     local = job.spec.checkpoint.local
-    if local is None or local.volume != _HOST_PATH:
+    if local is None or local.volume != HOST_PATH:
         return
     where = f"namespace {kubectl.namespace}"
     try:

@@ -9,6 +9,7 @@ from backstay_operator.api import names
 from backstay_operator.decide.case import Case, delete, may_delete
 from backstay_operator.decide.choice import token_of
 from backstay_operator.decide.plan import Plan
+from backstay_operator.manifests.objects import owned_name
 
 
 def is_outdated(case: Case) -> Plan | None:
@@ -38,7 +39,7 @@ def goes_by_another_token(case: Case) -> Plan | None:
     observed, record = case.observed, case.record
     if not observed.token_refused:
         return None
-    why = f"the pods go by another token than the Secret {observed.job.name}-backstay"
+    why = f"the pods go by another token than the Secret {owned_name(observed.job.name)}"
     actions = tuple(
         delete(pod, why, graceful=pod.node_alive) for pod in observed.currents if may_delete(pod)
     )

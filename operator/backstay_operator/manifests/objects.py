@@ -20,7 +20,7 @@ from backstay_protocol.topology import Topology
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR_NAME = "backstay-operator"
 TOKEN_KEY = "token"
-_OPERATOR_LABELS = {
+OPERATOR_LABELS = {
     "app.kubernetes.io/part-of": "backstay",
     "app.kubernetes.io/component": "operator",
 }
@@ -139,7 +139,7 @@ def build_network_policy(job: TrainingJob, uid: str, operator_namespace: str) ->
     """
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
-        "podSelector": {"matchLabels": dict(_OPERATOR_LABELS)},
+        "podSelector": {"matchLabels": dict(OPERATOR_LABELS)},
     }
     return {
         "apiVersion": "networking.k8s.io/v1",

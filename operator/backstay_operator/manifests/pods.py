@@ -18,13 +18,17 @@ from backstay_operator.api.names import (
     TRAINER,
 )
 from backstay_operator.manifests.launcher import launcher_env
+from backstay_operator.manifests.objects import TOKEN_KEY, claim_name, owned_name
 from backstay_operator.manifests.wiring import (
+    ACCESS_KEY,
     CA_KEY,
     CA_MOUNT,
     CONFIG_MOUNT,
     LOCAL_MOUNT,
     MEMORY_MOUNT,
     POD_FILE,
+    SECRET_KEY,
+    SESSION_KEY,
     TOPOLOGY_FILE,
     Wiring,
     hostname,
@@ -191,18 +195,18 @@ def _sidecar_env(job: TrainingJob, identity: PodIdentity, wiring: Wiring) -> lis
         {"name": ENV_TOPOLOGY, "value": f"{CONFIG_MOUNT}/{TOPOLOGY_FILE}"},
         {"name": ENV_POD, "value": f"{CONFIG_MOUNT}/{POD_FILE}"},
         {"name": ENV_LOG_FORMAT, "value": wiring.sidecar.log_format},
-        _from_secret(ENV_TOKEN, wiring.token_secret or f"{job.name}-backstay", "token"),
+        _from_secret(ENV_TOKEN, wiring.token_secret or owned_name(job.name), TOKEN_KEY),
     ]
     remote = job.spec.checkpoint.remote
     env += [{"name": k, "value": v} for k, v in _store_authority(job, wiring)[0].items()]
     if remote is not None and remote.workload_identity:
         env.append({"name": ENV_S3_AMBIENT, "value": "1"})
     elif remote is not None:
-        secret = remote.credentials_secret or f"{job.name}-backstay"
+        secret = remote.credentials_secret or owned_name(job.name)
         env += [
-            _from_secret(ENV_S3_ACCESS_KEY, secret, "accessKey", optional=True),
-            _from_secret(ENV_S3_SECRET_KEY, secret, "secretKey", optional=True),
-            _from_secret(ENV_S3_SESSION_TOKEN, secret, "sessionToken", optional=True),
+            _from_secret(ENV_S3_ACCESS_KEY, secret, ACCESS_KEY, optional=True),
+            _from_secret(ENV_S3_SECRET_KEY, secret, SECRET_KEY, optional=True),
+            _from_secret(ENV_S3_SESSION_TOKEN, secret, SESSION_KEY, optional=True),
         ]
     return env
 
@@ -252,7 +256,7 @@ def _authority(secret: str) -> dict[str, Any]:
 def _config_sources(job: TrainingJob) -> list[dict[str, Any]]:
     annotation = {"fieldPath": f"metadata.annotations['{ANNOTATION_IDENTITY}']"}
     return [
-        {"configMap": {"name": f"{job.name}-backstay"}},
+        {"configMap": {"name": owned_name(job.name)}},
         {"downwardAPI": {"items": [{"path": POD_FILE, "fieldRef": annotation}]}},
     ]
 
@@ -274,7 +278,7 @@ def _local(local: LocalSpec, job: TrainingJob, identity: PodIdentity) -> dict[st
             "name": LOCAL_VOLUME,
             "ephemeral": {"volumeClaimTemplate": {"spec": claim}},
         }
-    name = f"{hostname(job.name, identity.replica)}-backstay"
+    name = claim_name(job.name, identity.replica)
     return {"name": LOCAL_VOLUME, "persistentVolumeClaim": {"claimName": name}}
 
 
