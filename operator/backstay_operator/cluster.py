@@ -45,6 +45,12 @@ CRD = Kind(
 )
 
 
+def belongs_to(tree: Tree, uid: str) -> bool:
+    """Whether the job of that uid owns it: an earlier job of the same name may not be gone yet."""
+    owners = tree["metadata"].get("ownerReferences") or []
+    return any(owner.get("uid") == uid for owner in owners)
+
+
 class Cluster(Protocol):
     """Every call is bounded in time and may raise Refused or Unreachable (errors.py)."""
 

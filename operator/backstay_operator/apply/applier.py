@@ -32,6 +32,7 @@ from backstay_operator.cluster import (
     Cluster,
     Kind,
     Tree,
+    belongs_to,
 )
 from backstay_operator.decide import (
     CreateFlushPod,
@@ -267,7 +268,7 @@ class Applier:
         except AlreadyThere:
             name = body["metadata"]["name"]
             found = await self._cluster.get(POD, job.namespace, name)
-            if found is not None and not _is_owned(found, uid):
+            if found is not None and not belongs_to(found, uid):
                 return trouble_of(f"a pod {name} of somebody else is in the way; delete it")
         except Conflict as error:  # the namespace's quota was changed under it: again, soon
             return trouble_of(str(error))
@@ -336,8 +337,3 @@ def _leader_pod(job: TrainingJob, record: JobRecord, pods: Sequence[Tree]) -> Tr
     known = record.pods.get(0)
     name = pod_name(job.name, 0, known.generation) if known is not None else ""
     return next((pod for pod in pods if pod["metadata"]["name"] == name), None)
-
-
-def _is_owned(tree: Tree, uid: str) -> bool:
-    owners = tree["metadata"].get("ownerReferences") or []
-    return any(owner.get("uid") == uid for owner in owners)

@@ -13,7 +13,7 @@ import logging
 import secrets
 
 from backstay_operator.api import TrainingJob
-from backstay_operator.cluster import SECRET, Cluster, Tree
+from backstay_operator.cluster import SECRET, Cluster, Tree, belongs_to
 from backstay_operator.errors import AlreadyThere, Refused
 from backstay_operator.manifests.objects import build_secret, owned_name, token_of
 
@@ -41,7 +41,7 @@ class Tokens:
         name = owned_name(job.name)
         for _ in range(_TRIES):
             found = await self._cluster.get(SECRET, job.namespace, name)
-            if found is not None and _is_owned(found, uid) and token_of(found):
+            if found is not None and belongs_to(found, uid) and token_of(found):
                 return token_of(found)
             if found is not None:  # of an earlier job of this name, not collected yet
                 await self._cluster.delete(
@@ -98,8 +98,3 @@ def _key_of(secret: Tree) -> str:
         name = f"{secret['metadata']['namespace']}/{secret['metadata']['name']}"
         raise Refused(f"Secret {name} has no {KEY}; delete it, and another one is made")
     return key
-
-
-def _is_owned(tree: Tree, uid: str) -> bool:
-    owners = tree["metadata"].get("ownerReferences") or []
-    return any(owner.get("uid") == uid for owner in owners)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from backstay_operator.cluster import Tree
+from backstay_operator.cluster import Tree, belongs_to
 
 MOST_NAMED = 5
 
@@ -16,7 +16,7 @@ def foreign_budgets(budgets: Iterable[Tree], pods: Iterable[Tree], uid: str) -> 
     found = sorted(
         str(budget["metadata"]["name"])
         for budget in budgets
-        if not _is_owned(budget, uid)
+        if not belongs_to(budget, uid)
         and any(selects((budget.get("spec") or {}).get("selector"), each) for each in labels)
     )
     return tuple(found[:MOST_NAMED])
@@ -45,8 +45,3 @@ def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
         case "DoesNotExist":
             return value is None
     return False
-
-
-def _is_owned(tree: Tree, uid: str) -> bool:
-    owners = tree["metadata"].get("ownerReferences") or []
-    return any(owner.get("uid") == uid for owner in owners)

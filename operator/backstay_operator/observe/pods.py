@@ -45,12 +45,6 @@ def identity_of(tree: Tree) -> tuple[int, int] | None:
     return int(replica), int(generation)
 
 
-def belongs_to(tree: Tree, uid: str) -> bool:
-    """Whether the job of that uid owns it: an earlier job of the same name may not be gone yet."""
-    owners = tree["metadata"].get("ownerReferences") or []
-    return any(owner.get("uid") == uid for owner in owners)
-
-
 def pod_state(
     tree: Tree,
     *,

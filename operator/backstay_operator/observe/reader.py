@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from backstay_operator.api import TrainingJob, names
 from backstay_operator.api.names import LABEL_JOB
-from backstay_operator.cluster import BUDGET, POD, SECRET, TRAINING_JOB, Cluster, Tree
+from backstay_operator.cluster import BUDGET, POD, SECRET, TRAINING_JOB, Cluster, Tree, belongs_to
 from backstay_operator.decide import (
     JobRecord,
     NodeState,
@@ -31,7 +31,6 @@ from backstay_operator.observe.deaths import early_deaths, restarts
 from backstay_operator.observe.leader import facts_of, missed_seconds
 from backstay_operator.observe.nodes_book import NodesBook
 from backstay_operator.observe.pods import (
-    belongs_to,
     identity_of,
     is_flush_pod,
     kept_of,

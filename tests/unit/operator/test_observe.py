@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay_operator.api import names
+from backstay_operator.cluster import belongs_to
 from backstay_operator.decide import JobRecord, NodeState, PodRecord, drain_taint, why_lost
 from backstay_operator.observe import pods
 from backstay_operator.observe.budgets import selects
@@ -180,8 +181,8 @@ def test_other_last_words_prove_nothing(message: str) -> None:
 
 def test_a_pod_without_our_labels_is_none_of_ours() -> None:
     assert pods.identity_of(pod(metadata={"labels": {}})) is None
-    assert not pods.belongs_to(pod(), "u9")
-    assert pods.belongs_to(pod(metadata={"ownerReferences": [{"uid": "u9"}]}), "u9")
+    assert not belongs_to(pod(), "u9")
+    assert belongs_to(pod(metadata={"ownerReferences": [{"uid": "u9"}]}), "u9")
 
 
 def test_starts_that_come_to_nothing_are_counted_since_all_trained() -> None:
