@@ -1,8 +1,7 @@
 """The cluster over the Kubernetes client: plain dicts through `kubernetes.dynamic`.
 
 Only start-up imports this. The client is synchronous and has neither default time-outs nor a rate
-limit (KUBERNETES.md, A and G), so every call goes through one executor, one token bucket and one
-loop of retries here.
+limit, so every call goes through one executor, one token bucket and one loop of retries here.
 """
 
 from __future__ import annotations

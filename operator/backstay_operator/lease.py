@@ -1,7 +1,7 @@
 """The Lease by which one of several operators works, in a thread of its own.
 
 Taken before kopf starts; when it can't be renewed in time the process ends at once, for another one
-may work already. A Lease does not fence: names, uids and resourceVersions do (KUBERNETES.md, A).
+may work already. A Lease does not fence: names, uids and resourceVersions do.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ class SidecarSettings:
     command: tuple[str, ...] = ("python", "-m", "backstay_sidecar")
     cpu: str = "500m"
     memory: str = "512Mi"
-    """Pull buffers and 256 MiB (DESIGN, invariant 8)."""
+    """Pull buffers and 256 MiB (docs/guarantees.md, 8)."""
     grace_seconds: int = 120
     """Termination grace of a pod: long enough for one common save and its flush."""
     pull_policy: str = ""
@@ -51,7 +51,7 @@ DRAIN_TAINTS = (
     "cloud.google.com/impending-node-termination",
     "aws-node-termination-handler/spot-itn",
 )
-"""Keys of taints by which nodes are emptied (KUBERNETES.md, C); any effect counts."""
+"""Keys of taints by which nodes are emptied; any effect counts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 `choose` sees one frozen view of the world (records, copies, what the remote tier listed) and
 answers with a base, a fresh start or a refusal, each with its reason in a sentence. Rules that it
-carries (PROTOCOL.md): claimed, freshlist, lastresort, tries, onlyran, manifest.
+carries (tests/support/protocol_rules.py): claimed, freshlist, lastresort, tries, onlyran, manifest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What may be done in the remote tier, and in which order. Pure; used by the leader's duties.
 
 A commit record only marks a checkpoint as durable. What must be guarded is removal: `Deletion` is
-the small machine that a leader walks for each checkpoint. Rules carried here (PROTOCOL.md):
-claimfirst, intent, and the courtesy that an attempt with a newer claim beside it commits nothing.
+the small machine that a leader walks for each checkpoint. Rules carried here
+(tests/support/protocol_rules.py): claimfirst, intent, and the courtesy that an attempt with a newer
+claim beside it commits nothing.
 """
 
 from __future__ import annotations

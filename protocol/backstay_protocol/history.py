@@ -1,8 +1,8 @@
 """Which checkpoints are history: the lineage of attempts. Pure; shared by every part.
 
 An attempt's chain names the attempts it descends from, nearest first, each with the step at which
-the chain leaves it. What is not on the lineage never happened (DESIGN section 4, Lineage). Used by
-restore, inventory, retention, commit and the command alike; nobody may judge lineage another way.
+the chain leaves it. What is not on the lineage never happened. Used by restore, inventory,
+retention, commit and the command alike; nobody may judge lineage another way.
 """
 
 from __future__ import annotations

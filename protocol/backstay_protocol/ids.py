@@ -1,7 +1,7 @@
 """Names of attempts and checkpoints, and how they are written.
 
-An attempt is one integer, generation x 10^6 + n (DESIGN section 4): a world that contains a newer
-pod always outranks a world of older pods, and worlds of the same newest pod are counted by n.
+An attempt is one integer, generation x 10^6 + n: a world that contains a newer pod always outranks
+a world of older pods, and worlds of the same newest pod are counted by n.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The member's side of a restore round: what a sidecar promises and stores. Pure.
 
 Called by the sidecar's member with the state that its attempt.json holds; the caller writes the new
-state to disk and memory volume *before* it answers. Rules carried here (PROTOCOL.md): promise,
-owner, known (the mark "in line"), current.
+state to disk and memory volume *before* it answers. Rules carried here
+(tests/support/protocol_rules.py): promise, owner, known (the mark "in line"), current.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `attempt.json` holds both, on the disk and in the memory volume. It is preallocated and written in
 two halves by turns, each with its digest, so neither a full disk nor a crash in the middle of a
-write loses the older half (DESIGN section 4, step 2).
+write loses the older half.
 """
 
 from __future__ import annotations

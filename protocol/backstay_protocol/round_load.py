@@ -1,7 +1,7 @@
 """The second half of a restore round: decide, load, verify, record, go. Used by rounds.py only.
 
-Rules carried here (PROTOCOL.md): claimed (an attempt without a claim that finds nothing waits for
-one), and "go-ahead only when all have stored".
+Rules carried here (tests/support/protocol_rules.py): claimed (an attempt without a claim that finds
+nothing waits for one), and "go-ahead only when all have stored".
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `begin` opens a round, `advance` takes one event and answers the new round and what to do now. The
 leader carries effects out one message at a time and may crash between any two of them; nothing is
 kept here that the next round can't find again. The walk: gather, promise, claim, list (here),
-decide, load, base, store, go (round_load.py). Rules carried here (PROTOCOL.md): fence, promise,
-claimnobase, standdown, known, current.
+decide, load, base, store, go (round_load.py). Rules carried here (tests/support/protocol_rules.py):
+fence, promise, claimnobase, standdown, known, current.
 """
 
 from __future__ import annotations

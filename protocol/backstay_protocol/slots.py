@@ -1,4 +1,4 @@
-"""The hand-over of a slot between trainer and sidecar (CAPTURE.md section 6).
+"""The hand-over of a slot between trainer and sidecar.
 
 The trainer holds the exclusive lock only to withdraw the manifest, never while it writes: a lock
 lives as long as any forked data-loader worker, and must not outlive the trainer. The sidecar takes

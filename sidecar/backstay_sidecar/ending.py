@@ -1,7 +1,7 @@
 """What a sidecar says of the last checkpoint as it ends, and when one that is alone may end.
 
-Used by main. The operator calls a job Succeeded by these words (DESIGN section 5, invariant 6):
-what is not known is not said. Decides nothing else and moves nothing.
+Used by main. The operator calls a job Succeeded by these words (docs/guarantees.md, 6): what is not
+known is not said. Decides nothing else and moves nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rules of PROTOCOL.md and how to do without each, to show what each of them prevents.
+"""The rules of the attempt protocol and how to do without each: what each of them prevents.
 
 `without(monkeypatch, rule)` replaces the line of production code that carries the rule by what a
 protocol without it would do. Used by tests only; each entry names the place that guards the rule.

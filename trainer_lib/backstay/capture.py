@@ -3,9 +3,8 @@
 One save: plan (or see that the plan still holds) -> encode the values -> choose and withdraw a slot
 -> copy the *early* set -> return. The copy thread copies the *late* set while the next forward and
 backward run, writes header and objects and publishes the manifest. Before any optimizer changes a
-late tensor a global pre-hook waits for the copy (DESIGN section 3, CAPTURE.md section 3). A late
-tensor whose version moved all the same means: nothing is published, a warning names it, and it is
-early from then on.
+late tensor a global pre-hook waits for the copy. A late tensor whose version moved all the same
+means: nothing is published, a warning names it, and it is early from then on.
 
 Called by the Checkpointer. Once training has begun nothing here raises into it: trouble is logged,
 told to the sidecar and stands in the result. It never talks to other ranks except to plan, at the

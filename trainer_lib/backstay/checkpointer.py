@@ -2,7 +2,7 @@
 
 It ties the parts together and keeps their order: attach to the volume, restore with all ranks, then
 step and save, at the end one last save that is waited for. Before training has begun trouble is an
-exception that says what to do; afterwards it is a warning (DESIGN section 5, invariant 5).
+exception that says what to do; afterwards it is a warning (docs/guarantees.md, 5).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 On the CPU an early copy is done when `start` returns. On CUDA every copy runs on a side stream that
 waits for the training stream; for early ones the training stream then waits in turn, never the
-host. The caller keeps the sources until `finish` has returned, so no record_stream is needed
-(CAPTURE.md section 4). Devices of other kinds are copied at once, blocking.
+host. The caller keeps the sources until `finish` has returned, so no record_stream is needed.
+Devices of other kinds are copied at once, blocking.
 
 Called by capture. It must not know what the tensors are.
 """

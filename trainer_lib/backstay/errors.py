@@ -9,7 +9,7 @@ BackstayError
     └── WorldSizeChanged   per-rank state was saved by another number of ranks
 
 None of them is raised once training has begun, except MisuseError: Backstay's own trouble never
-stops a run (DESIGN section 5, invariant 5).
+stops a run (docs/guarantees.md, 5).
 """
 
 from __future__ import annotations

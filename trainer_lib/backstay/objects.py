@@ -1,4 +1,4 @@
-"""Typed JSON for everything that is not a tensor: no unpickler anywhere (DESIGN section 3).
+"""Typed JSON for everything that is not a tensor: no unpickler anywhere.
 
 Plain JSON values stand for themselves. Anything else is an object with the key "$" that names its
 type: {"$": "tuple", "v": [...]}. Tensors and arrays become entries of their own in the shard file

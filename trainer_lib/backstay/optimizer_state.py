@@ -1,8 +1,8 @@
 """Makes the optimizer state and gradients that a checkpoint has, to be loaded in place.
 
 Called by load.py, only when there is a checkpoint. Never by a fake step: that would cost three
-times the parameters, fire hooks and leave `step` at 1 (CAPTURE.md section 5). Nor by
-load_state_dict, which aliases or casts. Nothing is filled here; memory comes when the load writes.
+times the parameters, fire hooks and leave `step` at 1. Nor by load_state_dict, which aliases or
+casts. Nothing is filled here; memory comes when the load writes.
 """
 
 from __future__ import annotations

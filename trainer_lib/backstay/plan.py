@@ -3,8 +3,7 @@
 Owners of replicated pieces follow from mesh placements (DTensors) and known groups (DDP's process
 group, the mesh of the parameter that owns optimizer state, what the user declared). One gather of
 32 bytes per rank and structure proves that the ranks of a group hold the same things; never a
-gathered global plan, which would not scale (CAPTURE.md section 2). What is not proven is kept per
-rank.
+gathered global plan, which would not scale. What is not proven is kept per rank.
 
 Called by capture at the first save of an attempt and at an announced replan, at the same step on
 all ranks; never in between, since the other ranks would not come.

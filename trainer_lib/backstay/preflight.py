@@ -1,7 +1,7 @@
 """What people should know before the first save: room, a safe place, and whether it is reachable.
 
 Called by checkpointer.py after the restore, before training. It only warns: a job that can't save
-well still trains (DESIGN section 5, invariant 5). `warnings` is pure; `observe` looks.
+well still trains (docs/guarantees.md, 5). `warnings` is pure; `observe` looks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One rank's side of the collective restore: join, load what was decided, tell, begin.
 
-Called by checkpointer.py before training. The loop here only carries the protocol (DESIGN section
-4); what loading means is the `load` function that is passed in (load.py). Nothing is decided here:
-the leader decides, and decides again for everyone when one source proves bad.
+Called by checkpointer.py before training. The loop here only carries the protocol; what loading
+means is the `load` function that is passed in (load.py). Nothing is decided here: the leader
+decides, and decides again for everyone when one source proves bad.
 """
 
 from __future__ import annotations

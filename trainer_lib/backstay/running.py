@@ -1,7 +1,7 @@
 """A rank whose training has begun: reports steps, saves what is due, and ends well.
 
 Made by the Checkpointer after the go-ahead. Nothing here raises or blocks without bound, but for
-mistakes in a call and for `wait` (DESIGN section 5, invariant 5).
+mistakes in a call and for `wait` (docs/guarantees.md, 5).
 """
 
 from __future__ import annotations

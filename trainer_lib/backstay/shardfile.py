@@ -1,4 +1,4 @@
-"""The shard file: plain safetensors without holes, every big tensor aligned (CAPTURE.md section 1).
+"""The shard file: plain safetensors without holes, every big tensor aligned.
 
 Three sections after a header that ends on a 4 KiB boundary: the planned tensors, whose places stay
 the same from save to save; tensors found inside objects, whose number and shapes may change; the

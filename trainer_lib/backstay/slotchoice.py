@@ -1,8 +1,8 @@
 """Which slot the next save may overwrite. Pure: from what slots hold and what the sidecar said.
 
-A common step must stay in memory (DESIGN section 3): ranks skew by a step, so a slot is given up
-only while another one holds a step that all ranks are known to have published. With one slot its
-step must be complete in another tier first.
+A common step must stay in memory: ranks skew by a step, so a slot is given up only while another
+one holds a step that all ranks are known to have published. With one slot its step must be complete
+in another tier first.
 
 Called by capture, again and again while it waits for the sidecar's word.
 """

@@ -76,7 +76,7 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def check_memory(job: TrainingJob, uid: str) -> None:
-    """Raises UsageError if /dev/shm has no room for the memory volumes (DESIGN, invariant 8)."""
+    """Raises UsageError if /dev/shm has no room for the memory volumes (docs/guarantees.md, 8)."""
     one = job.spec.checkpoint.memory.size_limit_bytes
     needed = one * job.spec.replicas
     there = shutil.disk_usage(SHM).free + folder_bytes(memory_root(uid))

@@ -1,4 +1,4 @@
-"""Whether a job's memory limits can hold what is kept in memory (DESIGN, invariant 8). Pure.
+"""Whether a job's memory limits can hold what is kept in memory (docs/guarantees.md, 8). Pure.
 
 Pages of a memory volume are charged to the container that touches them first: the trainer, which
 populates all slots before it restores. Its limit must hold volume, /dev/shm and its processes.

@@ -1,6 +1,6 @@
 """`status` of a TrainingJob: what people and schedulers read, and what is persisted. Pure.
 
-Small on purpose: per tier, never per rank, but for the few that lag (KUBERNETES.md, G).
+Small on purpose: per tier, never per rank, but for the few that lag.
 """
 
 from __future__ import annotations

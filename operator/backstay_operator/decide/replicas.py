@@ -1,8 +1,7 @@
 """Which pods a job needs now. A list of small checks; the first that has something to do wins.
 
 Generations: the first pods share the job's creation time in seconds; every replaced pod gets a
-number of its own above all before, in a record that is persisted before the pod is created (DESIGN
-section 4, Numbers).
+number of its own above all before, in a record that is persisted before the pod is created.
 """
 
 from __future__ import annotations

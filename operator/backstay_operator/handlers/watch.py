@@ -1,7 +1,7 @@
 """kopf's part: watches of jobs, of our pods and of nodes, each event a hint and nothing more.
 
-Nothing is decided here and nothing is written: no finalizers, no patches, no events of kopf's
-(KUBERNETES.md, A). The settings say where kopf would otherwise wait too long or write something.
+Nothing is decided here and nothing is written: no finalizers, no patches, no events of kopf's. The
+settings say where kopf would otherwise wait too long or write something.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The environment by which torchrun, or a program without a launcher, finds its world.
-
-KUBERNETES.md section E has the trials behind each value of torchrun's.
-"""
+"""The environment by which torchrun, or a program without a launcher, finds its world."""
 
 from __future__ import annotations
 

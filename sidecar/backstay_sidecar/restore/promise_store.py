@@ -2,9 +2,8 @@
 
 Used by the member only. The greater of the two files is the truth: a reboot wipes the memory
 volume, a replaced disk knows nothing. With no disk, or a broken one, the memory volume serves
-alone;
-that is reported, and such a sidecar is never *in line* (PROTOCOL.md W10). What may be promised and
-stored is decided by `backstay_protocol.promises`; here it is only kept.
+alone; that is reported, and such a sidecar is never *in line* (rule W10 of test_protocol_rules.py).
+What may be promised and stored is decided by `backstay_protocol.promises`; here it is only kept.
 """
 
 from __future__ import annotations
