@@ -91,3 +91,9 @@ def widen(current: Interval, configured: int, backlog: int, slots: int, from_ste
     if wanted == current.every_steps:
         return current
     return Interval(every_steps=wanted, from_step=from_step, previous=current.every_steps)
+
+
+def is_widened(every_steps: int, configured: int) -> bool:
+    """Whether `widen` can have made it of what was configured, or it is that itself."""
+    doublings = every_steps // configured
+    return every_steps % configured == 0 and doublings.bit_count() == 1

@@ -233,7 +233,8 @@ class Duties:
             if not self.census.all_heard() and look.now - self._begun_at < FRESH_SECONDS:
                 return
             self.standing.settle()
-            self.orders.configure(self.standing.newest.tiers[MEMORY].schedule)
+            schedule = self.standing.newest.tiers[MEMORY].schedule
+            self.orders.configure(schedule, certain=self.standing.was_changed)
         if self.standing.wanted and look.training and not look.silent:
             self._change(self.orders, self.standing.wanted, look)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from backstay_protocol.messages import Orders, RankProgress
 from backstay_protocol.names import PROGRESS_SECONDS
 from backstay_protocol.policies import NO_STEPS
-from backstay_protocol.schedules import Interval, announce, widen
+from backstay_protocol.schedules import Interval, announce, is_widened, widen
 from backstay_protocol.topology import Schedule, Topology
 
 NOTICE_SECONDS = PROGRESS_SECONDS + 1.5
@@ -70,6 +70,8 @@ class OrderBook:
         self._interval = Interval(every_steps=schedule.every_steps)
         self._interval_heard = False
         """Whether the ranks told what is in force: a leader that took over must not guess it."""
+        self._certain = False
+        """Whether ranks that go by another interval missed the last word of an earlier leader."""
         self._looked_at = now
         self._saved_at = now
         self._save = 0
@@ -110,9 +112,12 @@ class OrderBook:
             raise ValueError(f"{silence(look.silent)}; ask again when it is heard")
         return max(from_step, self._ahead(look))
 
-    def configure(self, schedule: Schedule) -> None:
-        """What is widened and narrowed from. It changes no interval that ranks were told."""
+    def configure(self, schedule: Schedule, *, certain: bool = False) -> None:
+        """What is widened and narrowed from. It changes no interval that ranks were told, but
+        where it is `certain` that this was announced and they go by another one.
+        """
         self._configured, self._every_seconds = schedule.every_steps, schedule.every_seconds
+        self._certain = certain
 
     def set_schedule(self, schedule: Schedule, from_step: int) -> None:
         """Another schedule of captures, from a common step on."""
@@ -165,13 +170,18 @@ class OrderBook:
 
         Ranks that differ were told by a leader that died while its word travelled: the widest is
         announced anew, for its steps are steps of all.
+        Where that is no widening of what was announced last, the announcement did not arrive.
         """
         if self._interval_heard:
             return
         self._interval_heard = True
         told = {(rank.every_steps, rank.every_from) for rank in look.training.values()}
         every_steps, from_step = max(told)
-        if every_steps:
+        if self._certain and not is_widened(every_steps, self._configured or NO_STEPS):
+            wanted = self._configured or NO_STEPS
+            start = self._ahead(look)
+            self._interval = Interval(every_steps=wanted, from_step=start, previous=every_steps)
+        elif every_steps:
             start = from_step if len(told) == 1 else self._ahead(look)
             self._interval = Interval(every_steps=every_steps, from_step=start)
 

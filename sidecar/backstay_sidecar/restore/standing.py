@@ -29,11 +29,15 @@ class Standing:
         """The topology's own, where it is newer than what stands: set it when all ranks train."""
 
     def hear(self, told: Policies) -> None:
-        """What a sidecar remembers. Only a leader that does not know yet listens."""
+        """What a sidecar remembers. Only a leader that does not know yet listens.
+
+        Pods older than a tier know nothing of it: it goes by this topology from the beginning.
+        """
         fits = {name for policy in told.entries for name in policy.tiers} <= self._own.keys()
         newer = not self._heard or told.number > self._policies.number
         if told.entries and fits and newer and not self.settled:
-            self._policies, self._heard = told, True
+            entries = (replace(p, tiers={**self._own, **p.tiers}) for p in told.entries)
+            self._policies, self._heard = replace(told, entries=tuple(entries)), True
 
     def settle(self) -> None:
         """All that could be heard was heard."""
@@ -68,6 +72,11 @@ class Standing:
         """Whether that is what was set last: asked again, it changes nothing."""
         newest = policies.newest(self._policies)
         return self.settled and not self.wanted and {**newest, **change} == newest
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether anything was changed on the running job, as far as was heard."""
+        return self._heard and self._policies.number > 0
 
     @property
     def word(self) -> Policies:

@@ -20,7 +20,14 @@ from backstay_protocol.messages import (
 )
 from backstay_protocol.policies import NO_STEPS
 from backstay_protocol.records import AttemptRecord
-from backstay_protocol.topology import LocalTier, MemoryTier, Retention, Schedule, Topology
+from backstay_protocol.topology import (
+    LocalTier,
+    MemoryTier,
+    RemoteTier,
+    Retention,
+    Schedule,
+    Topology,
+)
 from backstay_sidecar.replication.rules import Rules
 from backstay_sidecar.restore.census import FRESH_SECONDS
 from backstay_sidecar.restore.duties import Duties
@@ -198,6 +205,64 @@ def test_the_manifests_change_that_a_leader_was_told_before_is_none_after_its_re
     job.every = (40, before.entries[-1].effective_from)
     job.lead(job_of(memory=40))
     assert job.word().policies.entries == before.entries
+
+
+def test_a_tier_that_the_sidecars_told_nothing_of_goes_by_the_topology() -> None:
+    job = Job()
+    job.word()
+    job.put(memory=TierPolicy(schedule=Schedule(every_steps=40)))
+    before = job.word().policies
+    job.every = (40, before.entries[-1].effective_from)
+    more = topology(
+        3,
+        memory=job_of().tiers.memory,
+        local=job_of().tiers.local,
+        remote=RemoteTier(endpoint="http://store", bucket="b", schedule=Schedule(every_steps=80)),
+    )
+    job.lead(more)
+    for step in (0, job.step, job.step + 1000):
+        assert job.word().attempt == A, "it speaks"
+        assert job.duties.standing.schedule("remote", step).every_steps == 80
+    assert job.duties.retention("remote") == Retention()
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        (Schedule(every_seconds=30), Schedule(every_steps=20)),
+        (Schedule(every_steps=1000), Schedule(every_steps=20)),
+        (Schedule(every_steps=10), Schedule(every_seconds=30)),
+    ],
+)
+@pytest.mark.parametrize("reached", [0, 1, 2])
+def test_a_change_that_a_leader_could_not_tell_every_rank_is_told_by_the_next_one(
+    was: Schedule, becomes: Schedule, reached: int
+) -> None:
+    of = topology(3, memory=MemoryTier(schedule=was), local=LocalTier(root="/x"))
+    job = Job(of)
+    job.every = (was.every_steps or NO_STEPS, 0)
+    job.word()
+    start = job.put(memory=TierPolicy(schedule=becomes)).effective_from
+    job.duties.speak(job.duties.look(job.now))
+    job.told = job.duties.word.policies
+    job.lead(of)
+    steps = becomes.every_steps or NO_STEPS
+    for replica in range(3):
+        job.every = (steps, start) if replica < reached else (was.every_steps or NO_STEPS, 0)
+        job.duties.take(job.request(replica), job.now)
+    orders = job.duties.speak(job.duties.look(job.now)).orders
+    assert orders.every_steps == steps
+    assert orders.every_from > job.step
+
+
+def test_an_interval_that_was_widened_stays_so_under_the_next_leader() -> None:
+    job = Job()
+    job.word()
+    start = job.put(memory=TierPolicy(schedule=Schedule(every_steps=20))).effective_from
+    job.word()
+    job.every = (80, start + 7)
+    job.lead(job_of())
+    assert (job.word().orders.every_steps, job.word().orders.every_from) == (80, start + 7)
 
 
 def test_the_next_attempt_begins_with_what_was_changed() -> None:
