@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
@@ -228,17 +228,6 @@ def get_bytes(
     if status != 200:
         _raise_status(endpoint, status, data)
     return data
-
-
-def get_json(
-    endpoint: Endpoint, *, timeout: float = TIMEOUT_SECONDS, limit: int = SMALL_LIMIT
-) -> Any:
-    """A small JSON answer. Raises as `get_bytes`, and CorruptData if it is not JSON."""
-    data = get_bytes(endpoint, timeout=timeout, limit=limit)
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise CorruptData(f"{endpoint.name}: not JSON: {error}") from error
 
 
 def describe(error: BaseException) -> str:

@@ -38,7 +38,6 @@ from backstay.values import ExtraState, OptimizerValues, PlainValue, StatefulVal
 from backstay_protocol.names import RESERVED
 
 GRADIENT_PREFIX = f"{RESERVED}grad."
-PLAIN_TYPES = (str, bytes, int, float, complex, bool, type(None))
 
 
 class Kind(Enum):

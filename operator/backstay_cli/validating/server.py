@@ -7,7 +7,7 @@ is unknown, never wrong.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -25,8 +25,6 @@ from backstay_operator.manifests.wiring import ACCESS_KEY, CA_KEY, SECRET_KEY
 
 _ENFORCE = "pod-security.kubernetes.io/enforce"
 _FORBIDS_HOST_PATH = ("baseline", "restricted")
-
-_Check = Callable[[Kubectl, TrainingJob], Iterator[Finding]]
 
 
 def cluster_policy(kubectl: Kubectl, findings: list[Finding]) -> Policy:

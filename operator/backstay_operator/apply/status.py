@@ -79,7 +79,7 @@ def _of_leader(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "tiers": {tier.tier: _tier(tier, now) for tier in view.tiers},
-        "lagging": lagging(view, job.spec.processes_per_replica, now),
+        "lagging": lagging(view, now),
     }
     if view.step > 0:  # a leader that knows of no rank yet, or of none any more, says 0
         found["step"] = view.step
@@ -114,7 +114,7 @@ def _tier(tier: TierState, now: float) -> dict[str, Any]:
     return tree
 
 
-def lagging(view: JobView, processes: int, now: float) -> list[dict[str, Any]]:
+def lagging(view: JobView, now: float) -> list[dict[str, Any]]:
     """Ranks behind the foremost by more than one step, the last first."""
     ranks = [(rank, replica.replica) for replica in view.replicas for rank in replica.ranks]
     foremost = max((rank.step for rank, _ in ranks), default=0)

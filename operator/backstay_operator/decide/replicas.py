@@ -192,7 +192,6 @@ def _is_outranked(case: Case) -> Plan | None:
         return None
     why = f"a pod with a greater generation takes the run over: {leader.message}"
     plan = _create(
-        observed,
         replace(record, generation=above),
         [replica],
         names.REASON_OUTRANKED,
@@ -294,7 +293,7 @@ def _needs_first_pods(case: Case) -> Plan | None:
     if not missing:
         return None
     if record.pods:  # the job grew: newcomers are replaced pods of nobody, each with its own number
-        return _create(observed, record, missing, names.REASON_FIRST_PODS, "the job has grown")
+        return _create(record, missing, names.REASON_FIRST_PODS, "the job has grown")
     new = replace(record, pods={r: PodRecord(generation=record.generation) for r in missing})
     return _creations(new, missing, names.REASON_FIRST_PODS, "first pods of the job", {})
 
@@ -328,7 +327,7 @@ def _has_lost_pods(case: Case) -> Plan | None:
             deletions.append(delete(pod, lost[replica], graceful=heeds))
     near = {r: node for r in lost if (node := _old_disk(observed, record, r))}
     reason = _reason_lost(observed, next(iter(lost)), case.now)
-    plan = _create(observed, record, list(lost), reason, "; ".join(lost.values()), near, lost)
+    plan = _create(record, list(lost), reason, "; ".join(lost.values()), near, lost)
     return replace(plan, actions=(*deletions, *plan.actions))
 
 
@@ -377,7 +376,7 @@ def _failed_after_end(case: Case) -> Plan | None:
     deletions = tuple(delete(pod, why, graceful=True) for pod in completed)
     near = {pod.replica: pod.node for pod in completed}
     replicas = [pod.replica for pod in completed]
-    plan = _create(observed, record, replicas, names.REASON_PEER_FAILED_AFTER_END, why, near)
+    plan = _create(record, replicas, names.REASON_PEER_FAILED_AFTER_END, why, near)
     return replace(plan, actions=(*deletions, *plan.actions))
 
 
@@ -508,7 +507,6 @@ def _end(case: Case, *, succeeded: bool, reason: str, message: str) -> Plan:
 
 
 def _create(
-    observed: Observed,
     record: JobRecord,
     replicas: Iterable[int],
     reason: str,

@@ -18,7 +18,6 @@ from backstay_operator.memory import Failure, JobMemory
 from backstay_operator.observe.reader import Seen
 from backstay_protocol.messages import ReplicaView
 
-_IN_PLACE = (REASON_PROCESS_ENDED, REASON_CONTAINER_ENDED)
 _BEGINNING = ("Joining", "Restoring")
 
 

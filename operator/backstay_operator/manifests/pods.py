@@ -176,7 +176,7 @@ def _sidecar(job: TrainingJob, identity: PodIdentity, wiring: Wiring) -> dict[st
         "command": [*settings.command],
         "args": ["--grace-seconds", str(settings.grace_seconds)],
         "restartPolicy": "Always",
-        "env": _sidecar_env(job, identity, wiring),
+        "env": _sidecar_env(job, wiring),
         "ports": [
             {"name": "api", "containerPort": PORT_API},
             {"name": "health", "containerPort": PORT_HEALTH},
@@ -189,7 +189,7 @@ def _sidecar(job: TrainingJob, identity: PodIdentity, wiring: Wiring) -> dict[st
     }
 
 
-def _sidecar_env(job: TrainingJob, identity: PodIdentity, wiring: Wiring) -> list[dict[str, Any]]:
+def _sidecar_env(job: TrainingJob, wiring: Wiring) -> list[dict[str, Any]]:
     env: list[dict[str, Any]] = [
         {"name": ENV_VOLUME, "value": MEMORY_MOUNT},
         {"name": ENV_TOPOLOGY, "value": f"{CONFIG_MOUNT}/{TOPOLOGY_FILE}"},

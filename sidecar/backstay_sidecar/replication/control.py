@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from backstay_protocol.clock import Clock
-from backstay_protocol.control import ControlBlock, State, Word
+from backstay_protocol.control import ControlBlock, Word
 from backstay_protocol.errors import CorruptData, VersionMismatch
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MemoryLayout
@@ -145,8 +145,3 @@ def _progress(rank: int, block: ControlBlock) -> RankProgress:
 
 def _newest_step(checkpoints: tuple[CheckpointId, ...]) -> int:
     return max((checkpoint.step for checkpoint in checkpoints), default=0)
-
-
-def all_finished(states: dict[int, int], num_ranks: int) -> bool:
-    """Whether every rank of the pod has come to its end."""
-    return len(states) == num_ranks and all(state == State.FINISHED for state in states.values())

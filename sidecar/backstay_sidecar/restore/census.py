@@ -170,10 +170,6 @@ class Census:
         known = self.requests().items()
         return {replica: request.node for replica, request in known if request.node}
 
-    def newest_attempt(self) -> int:
-        """Greatest attempt that any sidecar says it is in."""
-        return max((request.attempt for request in self.requests().values()), default=0)
-
     def seconds_per_step(self) -> float:
         """Of the fastest rank; 0: not known yet."""
         known = [pace for _, _, pace in self._pace.values() if pace > 0]

@@ -32,7 +32,6 @@ from backstay_protocol.pull import (
     _spans,
     exchange,
     get_bytes,
-    get_json,
     pull,
     read_range,
 )
@@ -485,14 +484,6 @@ def test_a_unix_socket_serves_as_well(served: Served, tmp_path: Path) -> None:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def test_json_that_is_none_is_corrupt(endpoint: Endpoint, served: Served) -> None:
-    served.data = b'{"a": 1}'
-    assert get_json(endpoint) == {"a": 1}
-    served.data = b"{"
-    with pytest.raises(CorruptData, match="not JSON"):
-        get_json(endpoint)
 
 
 def test_small_answers_are_bounded_and_never_cut(endpoint: Endpoint, served: Served) -> None:

@@ -16,7 +16,7 @@ from backstay_protocol.layout import MemoryLayout
 from backstay_protocol.messages import Orders, ProgressReply
 from backstay_protocol.names import LOCAL, NEIGHBOR
 from backstay_protocol.topology import LocalTier, MemoryTier, NeighborTier, Schedule, Tiers
-from backstay_sidecar.replication.control import ControlBlocks, all_finished
+from backstay_sidecar.replication.control import ControlBlocks
 
 ATTEMPT = 9
 TIERS = Tiers(
@@ -149,9 +149,3 @@ def test_a_volume_that_was_emptied_and_filled_anew_is_mapped_anew(
     assert it.progress()[0].step == 5
     fresh.close()
     it.close()
-
-
-def test_a_pod_is_finished_when_all_its_ranks_are() -> None:
-    assert all_finished({0: State.FINISHED, 1: State.FINISHED}, 2)
-    assert not all_finished({0: State.FINISHED}, 2)
-    assert not all_finished({0: State.FINISHED, 1: State.TRAINING}, 2)
