@@ -17,11 +17,10 @@ from backstay_cli.client import SidecarClient
 from backstay_cli.errors import NotFound
 from backstay_protocol import codec
 from backstay_protocol.errors import BackstayError, ProtocolError
-from backstay_protocol.layout import RESTORES_FILE
+from backstay_protocol.layout import EXPLANATION_SUFFIX, RESTORES_FILE
 from backstay_protocol.messages import JobView, RestoreView
 from backstay_protocol.names import URL_JOB
 
-_SUFFIX = ".restore.json"
 _SHOWN = 5
 
 
@@ -62,7 +61,7 @@ class Search:
             return
         try:
             keys = [key for key, _ in found.bucket.list(found.layout.attempts)]
-            names = sorted(key for key in keys if key.endswith(_SUFFIX))
+            names = sorted(key for key in keys if key.endswith(EXPLANATION_SUFFIX))
             if self._attempt:
                 names = [key for key in names if key == found.layout.explanation(self._attempt)]
             told = [_read(found.bucket.get(key)) for key in names[-1:]]

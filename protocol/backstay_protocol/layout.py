@@ -9,6 +9,8 @@ from backstay_protocol.names import SOCKET_NAME
 
 SHARD_SUFFIX = ".safetensors"
 MANIFEST_SUFFIX = ".json"
+BASE_SUFFIX = ".base.json"
+EXPLANATION_SUFFIX = ".restore.json"
 ATTEMPT_FILE = "attempt.json"
 RESTORES_FILE = "restores.json"
 DELETED_FILE = "deleted.json"
@@ -93,11 +95,11 @@ class RemoteLayout:
 
     def base(self, attempt: int) -> str:
         """Lineage record of an attempt; conditional create."""
-        return f"{self.attempts}{format_attempt(attempt)}.base.json"
+        return f"{self.attempts}{format_attempt(attempt)}{BASE_SUFFIX}"
 
     def explanation(self, attempt: int) -> str:
         """What the restore of an attempt saw and why it chose so (messages.RestoreView)."""
-        return f"{self.attempts}{format_attempt(attempt)}.restore.json"
+        return f"{self.attempts}{format_attempt(attempt)}{EXPLANATION_SUFFIX}"
 
     def folder(self, checkpoint: CheckpointId) -> str:
         """Everything of one checkpoint."""

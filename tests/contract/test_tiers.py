@@ -14,13 +14,14 @@ from threading import Event
 import pytest
 
 from backstay_protocol import slots
+from backstay_protocol.copies import copy_of
 from backstay_protocol.errors import Cancelled, DigestMismatch, Unreachable
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import DiskLayout, MemoryLayout, RemoteLayout
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.pull import Endpoint, read_range
 from backstay_sidecar.digest import digest, fingerprint
-from backstay_sidecar.tiers.base import ShardReader, Tier, copy_of
+from backstay_sidecar.tiers.base import ShardReader, Tier
 from backstay_sidecar.tiers.disk import DiskStore
 from backstay_sidecar.tiers.memory import MemoryTier
 from backstay_sidecar.tiers.neighbor import Neighbor, NeighborTier

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 
+from backstay_protocol.copies import copy_of
 from backstay_protocol.errors import DigestMismatch
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import ShardCopy
 from backstay_sidecar.digest import digest, fingerprint
-from backstay_sidecar.tiers.base import Cancelled, ShardReader, copy_of
+from backstay_sidecar.tiers.base import Cancelled, ShardReader
 from support.byte_shards import BytesReader
 
 

@@ -14,7 +14,7 @@ from backstay_protocol import codec
 from backstay_protocol.errors import CorruptData, ProtocolError
 from backstay_protocol.history import Chain, Lineage, newest_lineage
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.layout import RemoteLayout
+from backstay_protocol.layout import BASE_SUFFIX, RemoteLayout
 from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import CheckpointList, CheckpointStatus
 from backstay_protocol.names import REMOTE
@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:  # the S3 client takes long to import
     from backstay_cli.bucket import Bucket
-
-_BASE_SUFFIX = ".base.json"
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class BucketCatalog:
 
     def _lineage(self, keys: dict[str, int], seen: dict[CheckpointId, _Seen]) -> Lineage | None:
         """Of the greatest attempt that a base record, commit record or shard tells of."""
-        bases = sorted(key for key in keys if key.endswith(_BASE_SUFFIX))
+        bases = sorted(key for key in keys if key.endswith(BASE_SUFFIX))
         record = self._read(AttemptRecord, bases[-1]) if bases else None
         chains: dict[int, Chain] = {}
         for checkpoint, one in seen.items():

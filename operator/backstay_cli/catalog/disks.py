@@ -14,6 +14,7 @@ from backstay_cli.catalog.base import CorruptCopy, Deliver, ShardSource, sealed_
 from backstay_cli.catalog.sight import Sight
 from backstay_cli.digest import digest
 from backstay_protocol.completeness import complete_in
+from backstay_protocol.copies import copy_of
 from backstay_protocol.errors import Cancelled, CorruptData, DigestMismatch, ProtocolError
 from backstay_protocol.history import Chain, newest_lineage
 from backstay_protocol.ids import CheckpointId
@@ -159,7 +160,7 @@ class DiskCatalog:
                     if manifest is None:
                         continue
                     chains[manifest.attempt] = manifest.chain
-                    copies.append(_copy(manifest, tier, holder))
+                    copies.append(copy_of(manifest, tier, holder))
         return copies, chains
 
 
@@ -177,17 +178,3 @@ def _readable(path: Path) -> Manifest | None:
         return None
     shard = path.with_suffix(SHARD_SUFFIX)
     return manifest if manifest.sealed and shard.exists() else None
-
-
-def _copy(manifest: Manifest, tier: str, holder: int) -> ShardCopy:
-    return ShardCopy(
-        checkpoint=manifest.checkpoint,
-        rank=manifest.rank,
-        tier=tier,
-        holder=holder,
-        world_size=manifest.world_size,
-        plan=manifest.plan,
-        size=manifest.size,
-        chunk_size=manifest.chunk_size,
-        fingerprint=manifest.fingerprint,
-    )

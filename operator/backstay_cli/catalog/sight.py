@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from backstay_protocol import codec
+from backstay_protocol.copies import committed_copies, copy_of
 from backstay_protocol.errors import CorruptData, ProtocolError, VersionMismatch
 from backstay_protocol.history import Chain
 from backstay_protocol.ids import CheckpointId
-from backstay_protocol.layout import RemoteLayout
+from backstay_protocol.layout import BASE_SUFFIX, RemoteLayout
 from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import ShardCopy
 from backstay_protocol.names import REMOTE
@@ -30,7 +31,6 @@ T = TypeVar("T")
 _AT_ONCE = 8
 _BASES = 50
 """The newest so many base records are read: the greatest attempt's decides."""
-_BASE_SUFFIX = ".base.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +112,12 @@ class _BucketReader:
                 for rank, size in sizes.items()
             ]
             manifests = list(threads.map(self._manifest, loose))
-        copies = [copy_of(m) for m in manifests if m is not None]
+        copies = [copy_of(m, REMOTE) for m in manifests if m is not None]
         chains = {m.attempt: m.chain for m in manifests if m is not None}
         for checkpoint, commit in commits.items():
             if commit is not None:
-                copies += _committed(commit, shards[checkpoint])
+                sizes = shards[checkpoint]
+                copies += [c for c in committed_copies(commit) if sizes.get(c.rank) == c.size]
                 chains[checkpoint.attempt] = commit.chain
         return Sight(
             bases=tuple(base for base in bases if base is not None),
@@ -128,7 +129,7 @@ class _BucketReader:
         )
 
     def _is_base(self, key: str) -> bool:
-        return key.startswith(self._layout.attempts) and key.endswith(_BASE_SUFFIX)
+        return key.startswith(self._layout.attempts) and key.endswith(BASE_SUFFIX)
 
     def _marked(self, checkpoint: CheckpointId, keys: Iterable[str]) -> bool:
         return self._layout.commit(checkpoint) in keys
@@ -178,37 +179,3 @@ class _BucketReader:
             return codec.loads(kind, data) if data is not None else None
         except ProtocolError:
             return None
-
-
-def copy_of(manifest: Manifest) -> ShardCopy:
-    """A sealed manifest in the remote tier, as a copy."""
-    return ShardCopy(
-        checkpoint=manifest.checkpoint,
-        rank=manifest.rank,
-        tier=REMOTE,
-        holder=-1,
-        world_size=manifest.world_size,
-        plan=manifest.plan,
-        size=manifest.size,
-        chunk_size=manifest.chunk_size,
-        fingerprint=manifest.fingerprint,
-    )
-
-
-def _committed(commit: CommitRecord, sizes: dict[int, int]) -> list[ShardCopy]:
-    """A commit record speaks for the manifests of all its shards."""
-    return [
-        ShardCopy(
-            checkpoint=commit.checkpoint,
-            rank=shard.rank,
-            tier=REMOTE,
-            holder=-1,
-            world_size=commit.world_size,
-            plan=commit.plan,
-            size=shard.size,
-            chunk_size=commit.chunk_size,
-            fingerprint=shard.fingerprint,
-        )
-        for shard in commit.shards
-        if sizes.get(shard.rank) == shard.size
-    ]

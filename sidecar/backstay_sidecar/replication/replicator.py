@@ -20,6 +20,7 @@ from threading import Event
 from typing import Any, Protocol
 
 from backstay_protocol.clock import Clock
+from backstay_protocol.copies import copy_of
 from backstay_protocol.errors import BackstayError, Cancelled, CorruptData, DigestMismatch
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.manifest import Manifest
@@ -31,7 +32,7 @@ from backstay_protocol.topology import Schedule, Tiers
 from backstay_sidecar.replication.sealer import Sealed, Sealer
 from backstay_sidecar.replication.wanted import LeaderWord, Shard, ShardKey, wanted
 from backstay_sidecar.replication.worker import TierWorker
-from backstay_sidecar.tiers.base import ShardReader, Tier, WritableTier, copy_of
+from backstay_sidecar.tiers.base import ShardReader, Tier, WritableTier
 from backstay_sidecar.tiers.disk import DiskStore, HeldTier, Shelved
 from backstay_sidecar.tiers.memory import MemoryTier, Published
 from backstay_sidecar.tiers.onepass import one_pass
@@ -351,7 +352,7 @@ class Replicator:
     def moved(self, tier: str, shard: Shard, manifest: Manifest, seconds: float) -> None:
         """A tier has taken a shard."""
         if tier in self._placed:
-            self._placed[tier][shard.key] = copy_of(manifest, tier, -1)
+            self._placed[tier][shard.key] = copy_of(manifest, tier)
         if tier == NEIGHBOR:
             self._offered[shard.key] = self._clock.monotonic()
         if tier != NEIGHBOR or shard.key not in self._doubted:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from backstay_protocol import codec
 from backstay_protocol.clock import Clock
+from backstay_protocol.copies import committed_copies, copy_of
 from backstay_protocol.errors import BackstayError, CorruptData, ProtocolError, VersionMismatch
 from backstay_protocol.faults import fault
 from backstay_protocol.ids import CheckpointId
@@ -181,10 +182,10 @@ class RemoteBook:
             if commit is None:
                 loose += [(checkpoint, rank, size) for rank, size in sizes.items()]
                 continue
-            copies += _committed(commit, sizes)
+            copies += [c for c in committed_copies(commit) if sizes.get(c.rank) == c.size]
             chains[checkpoint.attempt] = commit.chain
         for manifest in self._manifests_of(loose):
-            copies.append(copy_of(manifest))
+            copies.append(copy_of(manifest, REMOTE))
             chains[manifest.attempt] = manifest.chain
         return Inventory(copies=tuple(copies), chains=chains)
 
@@ -316,39 +317,6 @@ class RemoteBook:
     def _each(self, work: Callable[[R], None], items: list[R]) -> None:
         for _ in self._readers.map(work, items):
             pass
-
-
-def copy_of(manifest: Manifest) -> ShardCopy:
-    """A sealed manifest in the remote tier, as a copy."""
-    return ShardCopy(
-        checkpoint=manifest.checkpoint,
-        rank=manifest.rank,
-        tier=REMOTE,
-        holder=-1,
-        world_size=manifest.world_size,
-        plan=manifest.plan,
-        size=manifest.size,
-        chunk_size=manifest.chunk_size,
-        fingerprint=manifest.fingerprint,
-    )
-
-
-def _committed(commit: CommitRecord, sizes: dict[int, int]) -> list[ShardCopy]:
-    return [
-        ShardCopy(
-            checkpoint=commit.checkpoint,
-            rank=shard.rank,
-            tier=REMOTE,
-            holder=-1,
-            world_size=commit.world_size,
-            plan=commit.plan,
-            size=shard.size,
-            chunk_size=commit.chunk_size,
-            fingerprint=shard.fingerprint,
-        )
-        for shard in commit.shards
-        if sizes.get(shard.rank) == shard.size
-    ]
 
 
 def _read_or_none(kind: type[R], data: bytes) -> R | None:

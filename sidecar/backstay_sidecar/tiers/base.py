@@ -27,7 +27,6 @@ __all__ = [
     "TierFull",
     "Unfit",
     "WritableTier",
-    "copy_of",
     "store_code",
 ]
 
@@ -105,21 +104,6 @@ class FileReader:
     def fileno(self) -> int:
         """The file's descriptor."""
         return self._descriptor
-
-
-def copy_of(manifest: Manifest, tier: str, holder: int) -> ShardCopy:
-    """What an inventory says of a sealed shard."""
-    return ShardCopy(
-        checkpoint=manifest.checkpoint,
-        rank=manifest.rank,
-        tier=tier,
-        holder=holder,
-        world_size=manifest.world_size,
-        plan=manifest.plan,
-        size=manifest.size,
-        chunk_size=manifest.chunk_size,
-        fingerprint=manifest.fingerprint,
-    )
 
 
 def store_code(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from glob import escape, glob
 from threading import Event
 
+from backstay_protocol.copies import copy_of
 from backstay_protocol.errors import CorruptData, VersionMismatch
 from backstay_protocol.faults import fault
 from backstay_protocol.files import make_folder, read_small, sync_folder, write_atomically
@@ -29,7 +30,7 @@ from backstay_protocol.manifest import Manifest, read_manifest
 from backstay_protocol.messages import ShardCopy
 from backstay_protocol.names import LOCAL, NEIGHBOR
 from backstay_sidecar.digest import fingerprint
-from backstay_sidecar.tiers.base import FileReader, ShardReader, TierFull, Unfit, copy_of
+from backstay_sidecar.tiers.base import FileReader, ShardReader, TierFull, Unfit
 from backstay_sidecar.tiers.onepass import one_pass
 from backstay_sidecar.transfer.odirect import ALIGNMENT, DirectFile
 

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from backstay_protocol import slots
+from backstay_protocol.copies import copy_of
 from backstay_protocol.errors import CorruptData, VersionMismatch
 from backstay_protocol.ids import CheckpointId
 from backstay_protocol.layout import MemoryLayout
 from backstay_protocol.manifest import Manifest
 from backstay_protocol.messages import ShardCopy
 from backstay_protocol.names import MEMORY
-from backstay_sidecar.tiers.base import FileReader, ShardReader, copy_of
+from backstay_sidecar.tiers.base import FileReader, ShardReader
 
 
 @dataclass(frozen=True)

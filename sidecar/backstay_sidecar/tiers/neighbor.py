@@ -17,6 +17,7 @@ from threading import Event
 
 from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
+from backstay_protocol.copies import copy_of
 from backstay_protocol.errors import (
     Cancelled,
     CorruptData,
@@ -31,7 +32,7 @@ from backstay_protocol.messages import ErrorReply, ReplicaOffer, ReplicaReply, S
 from backstay_protocol.names import NEIGHBOR, URL_REPLICAS, URL_SHARD, URL_SHARD_MANIFEST
 from backstay_protocol.pull import Endpoint, RangeReader, exchange, get_bytes
 from backstay_sidecar.digest import fingerprint
-from backstay_sidecar.tiers.base import ShardReader, TierFull, Unfit, copy_of
+from backstay_sidecar.tiers.base import ShardReader, TierFull, Unfit
 from backstay_sidecar.tiers.onepass import one_pass
 
 OFFER_SECONDS = 20.0  # for one answer to an offer

@@ -17,6 +17,7 @@ from threading import Event
 
 from backstay_protocol import codec
 from backstay_protocol.clock import SYSTEM_CLOCK, Clock
+from backstay_protocol.copies import committed_copies, copy_of
 from backstay_protocol.errors import (
     CorruptData,
     DigestMismatch,
@@ -32,7 +33,7 @@ from backstay_protocol.names import REMOTE
 from backstay_protocol.pull import Endpoint, RangeReader
 from backstay_protocol.records import CommitRecord
 from backstay_sidecar.digest import digest, fingerprint
-from backstay_sidecar.tiers.base import Cancelled, ShardReader, Unfit, copy_of
+from backstay_sidecar.tiers.base import Cancelled, ShardReader, Unfit
 from backstay_sidecar.tiers.remote_store import SIGNED_SECONDS, RemoteStore
 from backstay_sidecar.transfer.retry import Budget, with_retries
 from backstay_sidecar.transfer.s3_errors import UploadGone
@@ -206,20 +207,7 @@ class RemoteTier:
             record = codec.loads(CommitRecord, data or b"")
         except ProtocolError:
             return {}
-        return {
-            self.layout.manifest(checkpoint, shard.rank): ShardCopy(
-                checkpoint=checkpoint,
-                rank=shard.rank,
-                tier=REMOTE,
-                holder=-1,
-                world_size=record.world_size,
-                plan=record.plan,
-                size=shard.size,
-                chunk_size=record.chunk_size,
-                fingerprint=shard.fingerprint,
-            )
-            for shard in record.shards
-        }
+        return {self.layout.manifest(checkpoint, c.rank): c for c in committed_copies(record)}
 
     def _read(self, key: str) -> ShardCopy | None:
         parsed = self.layout.parse_shard_key(key)
@@ -228,7 +216,7 @@ class RemoteTier:
             manifest = self.find(parsed[0], parsed[1])
         except (CorruptData, VersionMismatch):
             return None
-        return copy_of(manifest, REMOTE, -1) if manifest is not None else None
+        return copy_of(manifest, REMOTE) if manifest is not None else None
 
     # --- delete --------------------------------------------------------------------------------
 
