@@ -99,6 +99,10 @@ class HttpLeaders:
     ) -> _Message | None:
         try:
             answer = await self._client.request(method, _url(host, path), headers=_bearer(token))
+        except httpx.HTTPError:
+            self.refused.discard(host)  # who comes there next may go by the right one
+            return None
+        try:
             if answer.status_code == httpx.codes.UNAUTHORIZED:
                 self.refused.add(host)
                 return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backstay_operator.api import Allowances, InvalidJob, TrainingJob, read_job
+from backstay_operator.api.names import SIDECAR
 from backstay_operator.apply.applier import Applier, durable_annotation
 from backstay_operator.apply.recovery import with_restores
 from backstay_operator.apply.status import build_status, refused_status
@@ -29,7 +30,12 @@ from backstay_operator.handlers.tellings import tellings_of
 from backstay_operator.leaders import Leaders
 from backstay_operator.memory import JobMemory
 from backstay_operator.metrics import Metrics
-from backstay_operator.observe.pods import identity_of, kept_of
+from backstay_operator.observe.pods import (
+    container_state,
+    identity_of,
+    is_flush_pod,
+    kept_of,
+)
 from backstay_operator.observe.reader import Reader, Seen
 from backstay_operator.persisted import parse_record
 from backstay_operator.settings import RestartSettings, SidecarSettings
@@ -86,12 +92,16 @@ class Reconciler:
         self.nodes.pop(key, None)
 
     def heard(self, key: Key, pod: Tree) -> None:
-        """A watch brought a pod: if its sidecar has left a last word, remember it."""
+        """A watch brought a pod: if its sidecar has left a last word, remember it until the sidecar
+        runs again.
+        """
         memory, identity, word = self._memories.get(key), identity_of(pod), kept_of(pod)
-        if memory is None or identity is None or word is None:
+        if memory is None or identity is None or not belongs_to(pod, memory.uid):
             return
-        if belongs_to(pod, memory.uid):
+        if word is not None:
             memory.last_words[identity] = word
+        elif not is_flush_pod(pod) and container_state(pod, SIDECAR).running:
+            memory.last_words.pop(identity, None)
 
     async def look(self, key: Key) -> float | None:
         """One pass; seconds until the next one, None: not by itself. Raises ClusterError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -43,6 +44,22 @@ async def test_a_wrong_token_is_told_apart_from_no_answer(answers: Answers) -> N
         assert leaders.refused == {"127.0.0.1"}
         answers.status = "503 Service Unavailable"
         assert await leaders.job("127.0.0.1", "token") is None
+        assert leaders.refused == set()
+    finally:
+        await leaders.close()
+
+
+async def test_a_host_that_refused_a_token_is_forgotten_when_nobody_answers_there() -> None:
+    """Another pod may get the address: of this job on the host's network, or of another job."""
+    leaders = HttpLeaders()
+    leaders.refused.add("127.0.0.1")
+    try:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            port = nobody.getsockname()[1]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, "PORT_API", port)
+                assert await leaders.job("127.0.0.1", "token") is None
         assert leaders.refused == set()
     finally:
         await leaders.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from backstay_operator.api import names
@@ -141,3 +143,18 @@ async def test_a_pod_of_another_job_of_the_name_has_no_last_word(world: World) -
     world.leaders.view = None
     await world.look()
     assert world.status["durableStep"] == 40
+
+
+async def test_what_a_sidecar_said_before_it_ran_again_is_no_last_word(world: World) -> None:
+    await world.train()
+    pod = world.cluster.pod_of(2)
+    before = copy.deepcopy(pod["status"])
+    world.cluster.finish_pod(pod, '{"newest_step": 45, "durable_step": 45}')
+    world.hint(pod)
+    pod["status"] = before  # the kubelet has started the sidecar again
+    world.hint(pod)
+    await world.look()
+    await finish(world)
+    await world.look()
+    assert not any(c["type"] == names.SUCCEEDED for c in world.status["conditions"])
+    assert any(p["metadata"]["name"].endswith("-flush") for p in world.cluster.pods())
