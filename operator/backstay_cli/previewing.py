@@ -61,12 +61,9 @@ class Wanted:
     @property
     def choice(self) -> ManualChoice | None:
         """As the job's `restore` field says it."""
-        if self.fresh:
-            return ManualChoice(token=_BY_HAND, fresh=True)
-        step, attempt = self.step, self.attempt
-        if self.run:
-            return ManualChoice(token=_BY_HAND, run=self.run, run_step=step, run_attempt=attempt)
-        return ManualChoice(token=_BY_HAND, step=step, attempt=attempt) if step >= 0 else None
+        return ManualChoice.asked(
+            _BY_HAND, step=self.step, attempt=self.attempt, run=self.run, fresh=self.fresh
+        )
 
     @property
     def field(self) -> dict[str, Any]:

@@ -147,6 +147,20 @@ class ManualChoice:
         if (self.step >= 0) + bool(self.run) + self.fresh > 1:
             raise ValueError("restore: give a step, another run, or fresh; not two of them")
 
+    @staticmethod
+    def asked(
+        token: str, *, step: int = -1, attempt: int = 0, run: str = "", fresh: bool = False
+    ) -> ManualChoice | None:
+        """By the fields that a person sets: `step` and `attempt` are of `run`, where that is given.
+
+        None: nothing is asked for.
+        """
+        if fresh:
+            return ManualChoice(token=token, fresh=True)
+        if run:
+            return ManualChoice(token=token, run=run, run_step=step, run_attempt=attempt)
+        return ManualChoice(token=token, step=step, attempt=attempt) if step >= 0 else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreOptions:

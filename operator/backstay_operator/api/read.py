@@ -181,14 +181,9 @@ def _read_restore(spec: Section, job: JobSpec, own: str) -> JobSpec:
 
 def _choice(step: int, attempt: int, run: str, fresh: bool) -> ManualChoice | None:
     """What a person chose, with a token that differs for each different choice."""
-    if run:
-        token = f"{run}/{step}-{attempt}"
-        return ManualChoice(token=token, run=run, run_step=step, run_attempt=attempt)
-    if fresh:
-        return ManualChoice(token="fresh", fresh=True)
-    if step >= 0:
-        return ManualChoice(token=f"{step}-{attempt}", step=step, attempt=attempt)
-    return None
+    named = f"{run}/{step}-{attempt}" if run else f"{step}-{attempt}"
+    token = "fresh" if fresh else named
+    return ManualChoice.asked(token, step=step, attempt=attempt, run=run, fresh=fresh)
 
 
 def _read_other_run(restore: Section) -> str:

@@ -99,9 +99,8 @@ def operator_router(agent: Agent) -> APIRouter:
 
         Nothing begins. Without a query: by the `restore` that the job was started with.
         """
-        return reply(
-            await agent.whole_job.preview(_choice(step, attempt, run, fresh), request.url.query)
-        )
+        asked = ManualChoice.asked(PREVIEW_TOKEN, step=step, attempt=attempt, run=run, fresh=fresh)
+        return reply(await agent.whole_job.preview(asked, request.url.query))
 
     @routes.post(URL_FLUSH, **documented(examples.FLUSH_REPLY))
     async def flush() -> Response:
@@ -109,17 +108,6 @@ def operator_router(agent: Agent) -> APIRouter:
         return reply(await agent.whole_job.flush())
 
     return routes
-
-
-def _choice(step: int, attempt: int, run: str, fresh: bool) -> ManualChoice | None:
-    """As if a person had chosen so just now; None: nothing was asked for."""
-    if fresh:
-        return ManualChoice(token=PREVIEW_TOKEN, fresh=True)
-    if run:
-        return ManualChoice(token=PREVIEW_TOKEN, run=run, run_step=step, run_attempt=attempt)
-    if step >= 0:
-        return ManualChoice(token=PREVIEW_TOKEN, step=step, attempt=attempt)
-    return None
 
 
 def _leader(agent: Agent) -> Leader:
