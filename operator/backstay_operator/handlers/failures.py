@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backstay_operator.api.names import (
-    REASON_CONTAINER_ENDED,
-    REASON_HANG,
-    REASON_PROCESS_ENDED,
-)
+from backstay_operator.api.names import REASON_CONTAINER_ENDED, REASON_HANG, REASON_PROCESS_ENDED
 from backstay_operator.decide import CreatePod, DeletePod, Plan
 from backstay_operator.memory import Failure, JobMemory
 from backstay_operator.observe.reader import Seen

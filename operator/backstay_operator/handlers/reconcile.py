@@ -15,13 +15,7 @@ from backstay_operator.apply.applier import Applier, durable_annotation
 from backstay_operator.apply.recovery import with_restores
 from backstay_operator.apply.status import build_status, refused_status
 from backstay_operator.cluster import TRAINING_JOB, Cluster, Tree, belongs_to
-from backstay_operator.decide import (
-    Condition,
-    CreatePod,
-    Plan,
-    conditions,
-    decide,
-)
+from backstay_operator.decide import Condition, CreatePod, Plan, conditions, decide
 from backstay_operator.decide.admission import accepted, refusal, refused
 from backstay_operator.decide.live import placement_of, policy_change
 from backstay_operator.handlers.failures import note_failure
@@ -30,12 +24,7 @@ from backstay_operator.handlers.tellings import tellings_of
 from backstay_operator.leaders import Leaders
 from backstay_operator.memory import JobMemory
 from backstay_operator.metrics import Metrics
-from backstay_operator.observe.pods import (
-    container_state,
-    identity_of,
-    is_flush_pod,
-    kept_of,
-)
+from backstay_operator.observe.pods import container_state, identity_of, is_flush_pod, kept_of
 from backstay_operator.observe.reader import Reader, Seen
 from backstay_operator.persisted import parse_record
 from backstay_operator.settings import RestartSettings, SidecarSettings

@@ -30,12 +30,7 @@ from backstay_operator.observe.budgets import foreign_budgets
 from backstay_operator.observe.deaths import early_deaths, restarts
 from backstay_operator.observe.leader import facts_of, missed_seconds
 from backstay_operator.observe.nodes_book import NodesBook
-from backstay_operator.observe.pods import (
-    identity_of,
-    is_flush_pod,
-    kept_of,
-    pod_state,
-)
+from backstay_operator.observe.pods import identity_of, is_flush_pod, kept_of, pod_state
 from backstay_operator.observe.record import read_record
 from backstay_operator.persisted import parse_record
 from backstay_operator.settings import ClusterSettings
