@@ -23,6 +23,7 @@ from minio.error import MinioException, S3Error
 from backstay_cli.credentials import HINT
 from backstay_cli.errors import CommandError, NoAnswer, NotFound, UsageError
 from backstay_protocol.pull import Endpoint
+from backstay_protocol.topology import DEFAULT_REGION
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 30.0
@@ -44,7 +45,7 @@ class BucketAddress:
     endpoint: str
     """`http(s)://host[:port]`."""
     bucket: str
-    region: str = "us-east-1"
+    region: str = DEFAULT_REGION
     keys: tuple[str, str]
     """Access and secret key."""
     session_token: str = ""

@@ -20,6 +20,7 @@ from backstay_cli.find import LocalJob
 from backstay_operator.manifests.wiring import ACCESS_KEY, CA_KEY, SECRET_KEY, SESSION_KEY
 from backstay_protocol.layout import RemoteLayout
 from backstay_protocol.names import ENV_S3_CA_FILE
+from backstay_protocol.topology import DEFAULT_REGION
 
 if TYPE_CHECKING:  # the S3 client takes long to import
     from backstay_cli.bucket import Bucket
@@ -79,7 +80,13 @@ def _own_authority(ca_file: str) -> str:
 
 
 def run_bucket(
-    endpoint: str, bucket: str, run: str, *, keys: Keys, prefix: str = "", region: str = "us-east-1"
+    endpoint: str,
+    bucket: str,
+    run: str,
+    *,
+    keys: Keys,
+    prefix: str = "",
+    region: str = DEFAULT_REGION,
 ) -> RunBucket:
     """Raises UsageError where the endpoint is none."""
     from backstay_cli.bucket import Bucket, BucketAddress  # the S3 client takes long to import
@@ -131,7 +138,7 @@ def remote_bucket(remote: Mapping[str, Any], run: str, keys: Keys, endpoint: str
         run,
         keys=keys,
         prefix=remote.get("prefix", ""),
-        region=remote.get("region", "us-east-1"),
+        region=remote.get("region", DEFAULT_REGION),
     )
 
 

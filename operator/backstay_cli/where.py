@@ -40,6 +40,7 @@ from backstay_protocol.clock import SYSTEM_CLOCK
 from backstay_protocol.errors import Unreachable
 from backstay_protocol.messages import CheckpointStatus
 from backstay_protocol.names import ENV_S3_CA_FILE, ENV_TOKEN, PORT_API
+from backstay_protocol.topology import DEFAULT_REGION
 
 T = TypeVar("T")
 
@@ -109,7 +110,7 @@ class Where:
     endpoint: EndpointOption = ""
     run: RunOption = ""
     prefix: PrefixOption = ""
-    region: RegionOption = "us-east-1"
+    region: RegionOption = DEFAULT_REGION
     ca_file: CaFileOption = ""
 
     def __post_init__(self) -> None:

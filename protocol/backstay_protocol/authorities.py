@@ -1,7 +1,7 @@
 """Whom HTTPS clients of the object store trust: the public authorities, and one's own beside them.
 
-Sidecar and library each make one from a file (ENV_S3_CA_FILE), which may come late and may change: a
-Secret is renewed under a running pod. The command ends too soon to need one (its bucket.py).
+Sidecar and library each make one from a file (ENV_S3_CA_FILE), which may come late and may change:
+a Secret is renewed under a running pod. The command ends too soon to need one (its bucket.py).
 """
 
 from __future__ import annotations

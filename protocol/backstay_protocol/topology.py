@@ -13,6 +13,9 @@ from backstay_protocol import codec
 from backstay_protocol.files import read_small
 from backstay_protocol.names import DEFAULT_SLOTS, knows
 
+DEFAULT_REGION = "us-east-1"
+"""What stores that know no regions take."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -77,7 +80,7 @@ class RemoteTier:
     """`http://host:port` or `https://host[:port]`."""
     bucket: str
     prefix: str = ""
-    region: str = "us-east-1"
+    region: str = DEFAULT_REGION
     schedule: Schedule = field(default_factory=Schedule)
     retention: Retention = field(default_factory=Retention)
     concurrency: int = 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstay_protocol.names import DEFAULT_SLOTS
-from backstay_protocol.topology import RestoreOptions, Retention, Schedule
+from backstay_protocol.topology import DEFAULT_REGION, RestoreOptions, Retention, Schedule
 
 TORCHRUN = "torchrun"
 STATIC = "static"
@@ -72,7 +72,7 @@ class RemoteSpec:
     """The local runner brings its own store; a cluster refuses this."""
     bucket: str
     prefix: str = ""
-    region: str = "us-east-1"
+    region: str = DEFAULT_REGION
     schedule: Schedule = field(default_factory=Schedule)
     retention: Retention = field(default_factory=Retention)
     credentials_secret: str = ""

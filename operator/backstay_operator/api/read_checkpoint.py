@@ -21,7 +21,7 @@ from backstay_operator.api.job import (
 )
 from backstay_operator.api.section import Section
 from backstay_protocol.names import DEFAULT_SLOTS
-from backstay_protocol.topology import Retention, Schedule
+from backstay_protocol.topology import DEFAULT_REGION, Retention, Schedule
 
 RUN_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 MOST_STEPS = 10**12 - 1
@@ -216,7 +216,7 @@ def _read_remote(
     prefix = section.text(
         "prefix", _PREFIX, "folders without a leading '/' or '.'", "team/project", "", 512
     )
-    region = section.text("region", _REGION, "a region's name", "us-east-1", "us-east-1")
+    region = section.text("region", _REGION, "a region's name", DEFAULT_REGION, "us-east-1")
     schedule = _read_schedule(section)
     _check_schedule(section, schedule, memory.schedule)
     retention = _read_retention(section)

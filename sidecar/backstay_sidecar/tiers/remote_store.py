@@ -26,6 +26,7 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 
 from backstay_protocol.authorities import Authorities
 from backstay_protocol.pull import Endpoint
+from backstay_protocol.topology import DEFAULT_REGION
 from backstay_sidecar.tiers.identity import Ambient
 from backstay_sidecar.transfer.s3_errors import (
     NoConditionalWrites,
@@ -78,7 +79,7 @@ class RemoteStore:
         access_key: str = "",
         secret_key: str = "",
         session_token: str = "",
-        region: str = "us-east-1",
+        region: str = DEFAULT_REGION,
         authorities: Authorities | None = None,
         connect_seconds: float = CONNECT_SECONDS,
         read_seconds: float = READ_SECONDS,
