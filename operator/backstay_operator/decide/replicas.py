@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from backstay_operator.api import names
-from backstay_operator.api.job import CLEAN_ALL, CLEAN_NONE
+from backstay_operator.api.job import CLEAN_ALL, CLEAN_NONE, EPHEMERAL
 from backstay_operator.decide.case import Case, Check, delete, may_delete
 from backstay_operator.decide.conditions import REMOTE_REASONS
 from backstay_operator.decide.observed import (
@@ -80,6 +80,8 @@ def _without_kept(observed: Observed, record: JobRecord) -> tuple[Observed, tupl
 
 def _last_failed(observed: Observed) -> list[PodState]:
     last: dict[int, PodState] = {}
+    if _ties_disks(observed):
+        return []
     for pod in sorted(observed.pods, key=lambda pod: pod.generation):
         if _keeps_logs(pod) and pod.replica < observed.job.spec.replicas:
             last[pod.replica] = pod
@@ -89,6 +91,16 @@ def _last_failed(observed: Observed) -> list[PodState]:
 def _keeps_logs(pod: PodState) -> bool:
     """Whether it failed as a whole and its node still has what it said."""
     return bool(pod.failed) and pod.finished and pod.node_alive and not pod.terminating
+
+
+def _ties_disks(observed: Observed) -> bool:
+    """Whether a disk lives as long as the pod's object: kept, it would lie where the next one, with
+    a disk of its own, finds no room or no quota.
+    """
+    spec = observed.job.spec
+    local, volumes = spec.checkpoint.local, spec.pod_template["spec"].get("volumes") or ()
+    own = any(volume.get("ephemeral") for volume in volumes)
+    return own or (local is not None and local.volume == EPHEMERAL)
 
 
 def _kept_no_more(observed: Observed, kept: tuple[PodState, ...], plan: Plan) -> tuple[Action, ...]:
@@ -320,9 +332,10 @@ def _has_lost_pods(case: Case) -> Plan | None:
     if not lost:
         return None
     deletions: list[Action] = []
+    stays = _last_failed(observed)
     for replica in lost:
         pod = observed.current(replica)
-        if pod is not None and not _keeps_logs(pod):
+        if pod is not None and pod not in stays:
             heeds = pod.node_alive and not _stuck(observed, pod, case.now)
             deletions.append(delete(pod, lost[replica], graceful=heeds))
     near = {r: node for r in lost if (node := _old_disk(observed, record, r))}

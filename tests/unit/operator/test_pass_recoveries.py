@@ -218,6 +218,25 @@ async def test_what_failed_stays_over_the_end_as_the_clean_up_policy_says(
     assert len(world.cluster.pods()) == left
 
 
+@pytest.mark.parametrize("whose", ["checkpoint", "template"])
+async def test_a_failed_pod_is_not_kept_where_a_disk_lives_as_long_as_it(whose: str) -> None:
+    world = World()
+    if whose == "checkpoint":
+        local = {"volume": "ephemeral", "path": None, "size": "10Gi"}
+        world.cluster.edit_job("gpt", {"spec": {"checkpoint": {"local": local}}})
+    else:
+        scratch = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}
+        template = {"spec": {"volumes": [scratch]}}
+        world.cluster.edit_job("gpt", {"spec": {"podTemplate": template}})
+    await world.train()
+    world.cluster.fail_pod(world.cluster.pod_of(2), "Evicted")
+    await world.look()
+    assert world.writes()[-2:] == [
+        f"delete Pod gpt-2-{FIRST}",
+        f"create Pod gpt-2-{FIRST + 1}",
+    ]
+
+
 async def test_a_failed_pod_on_a_lost_node_is_not_kept(world: World) -> None:
     await world.train()
     world.cluster.fail_pod(world.cluster.pod_of(2), "Evicted")
