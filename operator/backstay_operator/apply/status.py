@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from backstay_operator.api import TrainingJob
 from backstay_operator.apply.conditions import merged, shortened
 from backstay_operator.cluster import Tree
 from backstay_operator.decide import Condition, Observed, Plan
@@ -54,7 +53,7 @@ def build_status(
     status.setdefault("restarts", 0)
     status.setdefault("step", 0)
     if view is not None:
-        status |= _of_leader(job, view, old, plan.record.first_generation, now)
+        status |= _of_leader(view, old, plan.record.first_generation, now)
     elif observed.last_word is not None:
         status |= _of_last_word(observed.last_word, old, now)
     return status
@@ -74,9 +73,7 @@ def _generation(tree: Tree) -> int:
     return int(tree["metadata"].get("generation") or 0)
 
 
-def _of_leader(
-    job: TrainingJob, view: JobView, old: Tree, first_generation: int, now: float
-) -> dict[str, Any]:
+def _of_leader(view: JobView, old: Tree, first_generation: int, now: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         "tiers": {tier.tier: _tier(tier, now) for tier in view.tiers},
         "lagging": lagging(view, now),

@@ -72,7 +72,7 @@ def build_pod(job: TrainingJob, identity: PodIdentity, wiring: Wiring) -> dict[s
         _trainer(container, job, identity, wiring) if container["name"] == TRAINER else container
         for container in spec["containers"]
     ]
-    spec["initContainers"] = [*(spec.get("initContainers") or []), _sidecar(job, identity, wiring)]
+    spec["initContainers"] = [*(spec.get("initContainers") or []), _sidecar(job, wiring)]
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job, identity)]
     spec["tolerations"] = [*(spec.get("tolerations") or []), *_tolerations()]
     spec |= {
@@ -160,7 +160,7 @@ def _merge_env(own: Mapping[str, str], theirs: list[dict[str, Any]]) -> list[dic
     return [*ours, *theirs]
 
 
-def _sidecar(job: TrainingJob, identity: PodIdentity, wiring: Wiring) -> dict[str, Any]:
+def _sidecar(job: TrainingJob, wiring: Wiring) -> dict[str, Any]:
     settings = wiring.sidecar
     mounts = [
         {"name": MEMORY_VOLUME, "mountPath": MEMORY_MOUNT},
