@@ -51,7 +51,7 @@ def told_by_folder(found: LocalJob) -> ToldWorld:
 
 
 def _told(job: TrainingJob, record: JobRecord | None) -> ToldWorld:
-    if record is None:
-        record = JobRecord(first_generation=1, generation=1)
-    record = note_choice(record, job.spec.restore.choice, SYSTEM_CLOCK.time())
+    first = record is None
+    record = record or JobRecord(first_generation=1, generation=1)
+    record = note_choice(record, job.spec.restore.choice, SYSTEM_CLOCK.time(), first=first)
     return ToldWorld(world_size=job.world_size, restore=chosen(job.spec.restore, record))

@@ -41,7 +41,7 @@ class OtherRun:
 
 def asks_by_hand(manual: ManualChoice | None, records: Iterable[AttemptRecord]) -> bool:
     """A person's choice applies once: until a record in sight carries its token."""
-    return manual is not None and all(record.choice != manual.token for record in records)
+    return manual is not None and not any(manual.applied_by(record.choice) for record in records)
 
 
 def origin_of(attempt: int, records: Iterable[AttemptRecord]) -> Origin | None:

@@ -134,6 +134,14 @@ class ManualChoice:
     fresh: bool = False
     """Start from nothing, whatever there is."""
 
+    def applied_by(self, choice: str) -> bool:
+        """Whether a record that carries this choice has applied it.
+
+        A token without a number (`@...`) is that of a job when it was made: a job that was deleted
+        and is applied again does not ask anew for what its run has begun from, at any number.
+        """
+        return choice == self.token or choice.startswith(f"{self.token}@")
+
     def unknown_to(self, version: str) -> str:
         """Why a part of that version can't take part in it; empty: it can.
 

@@ -116,7 +116,8 @@ def test_validate_finds_nothing_against_a_running_jobs_own_manifest(
     job: Job, tmp_path: Path
 ) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(json.dumps(job.manifest))  # JSON is YAML
+    named = job.manifest["metadata"] | {"namespace": job.namespace}
+    path.write_text(json.dumps(job.manifest | {"metadata": named}))  # JSON is YAML
     done = backstay(job, "validate", "--server", str(path), "-o", "json")
     found = json.loads(done.stdout)
     assert done.returncode == 0, found

@@ -27,7 +27,7 @@ from minio import Minio
 ACCESS_KEY = "backstay-test"
 SECRET_KEY = "backstay-test-secret"
 REGION = "us-east-1"
-START_SECONDS = 40.0
+START_SECONDS = 55.0
 
 # The child asks the kernel to kill it when its parent goes, checks that the parent is still there,
 # and becomes the server.

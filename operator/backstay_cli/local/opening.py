@@ -44,7 +44,7 @@ def open_status(
         manifest=str(manifest.absolute()),
         spec_digest=digest,
         hosts=machine.hosts_of(uid, job.spec.replicas),
-        record=note_choice(record, choice, second),
+        record=note_choice(record, choice, second, first=old is None),
         nodes=old.nodes if old is not None else (),
         next_node=old.next_node if old is not None else 0,
         bucket=remote.bucket if remote else "",

@@ -1,7 +1,7 @@
 """When a choice by hand (`spec.restore.step`) was made: each change of the field counts as one.
 
 A choice applies once per token. The same checkpoint chosen again, after the field was away or
-different, is another choice, so the token carries a number from what is persisted. Used by control
+different, is another choice, so its token carries a number from what is persisted. Used by control
 loop and local runner whenever they see a spec, before they build a pod of it. Pure.
 """
 
@@ -13,21 +13,28 @@ from backstay_operator.decide.observed import JobRecord
 from backstay_protocol.topology import ManualChoice, RestoreOptions
 
 
-def note_choice(record: JobRecord, wanted: ManualChoice | None, now: float) -> JobRecord:
+def note_choice(
+    record: JobRecord, wanted: ManualChoice | None, now: float, *, first: bool = False
+) -> JobRecord:
     """The record to persist. The same spec seen again changes nothing.
 
-    The number is the time of the change in seconds, so that it grows over records that were lost.
+    The number is the time of the change in seconds, so that no two changes share one. `first`: the
+    job is seen for the first time, or its status was lost. Then nothing was changed, and there is
+    no number: a job that is deleted and applied again is not thrown back to what it began from.
     """
     named = wanted.token if wanted is not None else ""
     if named == record.choice:
         return record
-    number = max(record.choice_number + 1, int(now)) if named else record.choice_number
-    return replace(record, choice=named, choice_number=number)
+    number = max(record.choice_number + 1, int(now)) if named and not first else 0
+    return replace(record, choice=named, choice_number=max(number, record.choice_number))
 
 
 def token_of(restore: RestoreOptions, record: JobRecord) -> str:
     """The token of the choice as it was changed last; empty: nothing is chosen by hand."""
-    return f"{restore.choice.token}@{record.choice_number}" if restore.choice is not None else ""
+    if restore.choice is None:
+        return ""
+    number = f"@{record.choice_number}" if record.choice_number else ""
+    return f"{restore.choice.token}{number}"
 
 
 def chosen(restore: RestoreOptions, record: JobRecord) -> RestoreOptions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from backstay_operator.api import names
 from backstay_operator.decide.case import Case, delete, may_delete
-from backstay_operator.decide.choice import token_of
+from backstay_operator.decide.choice import chosen
 from backstay_operator.decide.plan import Plan
 from backstay_operator.manifests.objects import owned_name
 
@@ -54,9 +54,9 @@ def leader_has_not_heard_of_the_choice(case: Case) -> Plan | None:
     in their pods.
     """
     observed, record = case.observed, case.record
-    wanted = token_of(observed.job.spec.restore, record)
+    wanted = chosen(observed.job.spec.restore, record).choice
     pod = observed.current(0)
-    if not wanted or pod is None or pod.choice is None or pod.choice == wanted:
+    if wanted is None or pod is None or pod.choice is None or wanted.applied_by(pod.choice):
         return None
     why = "spec.restore has changed"
     actions = (delete(pod, why, graceful=pod.node_alive),) if may_delete(pod) else ()

@@ -55,9 +55,23 @@ def test_a_clock_that_went_back_gives_no_number_twice() -> None:
     assert again.choice_number > first.choice_number
 
 
-def test_a_record_that_was_lost_makes_it_another_choice() -> None:
-    first, later = note_choice(RECORD, ONE, 500.0), note_choice(RECORD, ONE, 501.0)
-    assert token(first, ONE) != token(later, ONE)
+def test_a_job_that_is_applied_again_does_not_choose_anew_what_its_run_began_from() -> None:
+    made = note_choice(RECORD, ONE, 500.0, first=True)
+    changed = note_choice(note_choice(made, OTHER, 600.0), ONE, 700.0)
+    again = note_choice(RECORD, ONE, 900.0, first=True)
+    restore = chosen(RestoreOptions(choice=ONE), again).choice
+    assert restore is not None
+    assert restore.applied_by(token(made, ONE))
+    assert restore.applied_by(token(changed, ONE))
+    assert not restore.applied_by(token(note_choice(made, OTHER, 600.0), OTHER))
+
+
+def test_what_a_job_was_made_with_is_another_choice_when_it_was_away() -> None:
+    made = note_choice(RECORD, ONE, 500.0, first=True)
+    again = note_choice(note_choice(made, None, 600.0), ONE, 700.0)
+    restore = chosen(RestoreOptions(choice=ONE), again).choice
+    assert restore is not None
+    assert not restore.applied_by(token(made, ONE))
 
 
 def test_without_a_choice_nothing_is_chosen() -> None:

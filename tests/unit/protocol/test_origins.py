@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from backstay_protocol.choice import Base, Fresh, Given, Refuse, RestoreView, choose
 from backstay_protocol.explain import MOST_CANDIDATES, explain
 from backstay_protocol.messages import ShardCopy
-from backstay_protocol.origins import OtherRun, run_to_list
+from backstay_protocol.origins import OtherRun, asks_by_hand, run_to_list
 from backstay_protocol.records import AttemptRecord, Origin
 from backstay_protocol.topology import ManualChoice
 from support.protocol_values import copies, copy, point, record
@@ -218,6 +218,17 @@ def test_changing_the_field_applies_again() -> None:
         chosen = choose(seen)
         assert isinstance(chosen, Given)
         assert (chosen.choice, chosen.restarts) == ("t2", 0)
+
+
+@pytest.mark.parametrize(
+    ("choice", "asks"), [("t", False), ("t@7", False), ("", True), ("s@7", True), ("tt", True)]
+)
+def test_a_job_that_is_applied_again_does_not_ask_for_what_its_run_began_from(
+    choice: str, asks: bool
+) -> None:
+    begun = record(5, point(4, 4), choice=choice)
+    assert asks_by_hand(NEWEST, (begun,)) is asks
+    assert asks_by_hand(replace(NEWEST, token="t@9"), (begun,)), "a change of the field does"
 
 
 def test_a_person_may_go_back_to_the_old_history_by_name() -> None:
