@@ -21,7 +21,9 @@ FORMATS = (JSON, TEXT)
 FIELDS = ("namespace", "job", "replica", "rank", "attempt", "step")
 """What a line may be about, in this order: of the record (`extra=`), else of the context."""
 MASK = "***"
-_SIGNED = re.compile(r"(X-Amz-(?:Signature|Security-Token|Credential)=)[^&\s\"'\\]+", re.IGNORECASE)
+_SIGNED = re.compile(
+    r"(X-Amz-(?:Signature|Security-Token|Credential)=|\bBearer )[^&\s\"'\\]+", re.IGNORECASE
+)
 _MASKED = rf"\g<1>{MASK}"
 
 Context = Callable[[], Mapping[str, object]]
@@ -50,7 +52,7 @@ class Masks:
 
 
 def mask_signatures(text: str) -> str:
-    """The text without what lets others use a presigned URL that stands in it."""
+    """The text without what lets others use a presigned URL or a bearer's header that stands in it."""
     return _SIGNED.sub(_MASKED, text)
 
 

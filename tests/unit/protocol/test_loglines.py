@@ -56,6 +56,11 @@ def test_secrets_are_masked_wherever_they_stand() -> None:
         assert "partNumber=1" in line or "event" in line
 
 
+def test_a_bearers_token_is_masked_though_nobody_named_it() -> None:
+    told = Masks()("GET /v1/job failed: {'Authorization': 'Bearer abc.DEF-123'}")
+    assert told == "GET /v1/job failed: {'Authorization': 'Bearer ***'}"
+
+
 def test_text_says_who_speaks() -> None:
     line = TextLines(Masks(), "replica-3").format(record("a %s", "b"))
     assert line.endswith("Z INFO    replica-3 backstay.x: a b")
