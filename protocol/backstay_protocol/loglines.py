@@ -52,7 +52,7 @@ class Masks:
 
 
 def mask_signatures(text: str) -> str:
-    """The text without what lets others use a presigned URL or a bearer's header that stands in it."""
+    """The text without what lets others use a presigned URL, or a bearer, that stands in it."""
     return _SIGNED.sub(_MASKED, text)
 
 
