@@ -138,7 +138,7 @@ def test_a_dry_run_tells_what_a_restore_would_take_and_writes_nothing(job: Job) 
     step = found["preview"]["checkpoint"].partition("-")[0].lstrip("0")
     done = backstay(job, "restore", "--step", step, "-n", job.namespace, "--job", "cli")
     if done.returncode == 0:  # else a newer one took its place meanwhile
-        assert 'patch tj cli --type merge -p \'{"spec":{"suspend":false' in done.stdout
+        assert 'patch tj cli --type merge -p \'{"spec":{"restore":{"step":' in done.stdout
     assert job.kube.get("tj", job.name, job.namespace)["metadata"]["generation"] == before
 
 
