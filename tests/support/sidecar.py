@@ -62,7 +62,7 @@ from backstay_protocol.topology import LocalTier, ManualChoice, Peer, PodIdentit
 
 TOKEN = "a-token-for-tests-0123456789"
 CHUNK_BYTES = 64 << 10
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 50.0
 
 
 @dataclass(frozen=True)
