@@ -28,12 +28,23 @@ def main() -> int:
     if reason := debian.unfit() or _not_to_be_had():
         print(reason)
         return CANNOT
-    programs.build()
-    if reason := _does_not_run():
+    if reason := _not_to_be_built() or _does_not_run():
         print(reason)
         return CANNOT
     built_images.build_all()
     return 0
+
+
+def _not_to_be_built() -> str:
+    """Why not: a module that a registry refuses after all, or a compiler that this machine ends.
+
+    The sources and their versions are not ours and don't change by themselves.
+    """
+    try:
+        programs.build()
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        return " ".join(f"Kubernetes can't be built here, as said above: {error}".split())
+    return ""
 
 
 def _does_not_run() -> str:

@@ -25,20 +25,16 @@ def note_choice(
     named = wanted.token if wanted is not None else ""
     if named == record.choice:
         return record
-    number = max(record.choice_number + 1, int(now)) if named and not first else 0
-    return replace(record, choice=named, choice_number=max(number, record.choice_number))
-
-
-def token_of(restore: RestoreOptions, record: JobRecord) -> str:
-    """The token of the choice as it was changed last; empty: nothing is chosen by hand."""
-    if restore.choice is None:
-        return ""
-    number = f"@{record.choice_number}" if record.choice_number else ""
-    return f"{restore.choice.token}{number}"
+    number = record.choice_number
+    if named and not first:
+        number = max(number + 1, int(now))
+    return replace(record, choice=named, choice_number=number)
 
 
 def chosen(restore: RestoreOptions, record: JobRecord) -> RestoreOptions:
     """What goes into the topology: the choice with the token of its own change."""
     if restore.choice is None:
         return restore
-    return replace(restore, choice=replace(restore.choice, token=token_of(restore, record)))
+    number = f"@{record.choice_number}" if record.choice_number else ""
+    token = f"{restore.choice.token}{number}"
+    return replace(restore, choice=replace(restore.choice, token=token))
