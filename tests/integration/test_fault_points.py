@@ -7,14 +7,13 @@ the very state of one that nothing happened to.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from support.s3 import S3Server
-from support.training_job import TrainingJob, assert_equal, every_tier
+from support.training_job import TrainingJob, assert_equal, every_tier, undisturbed_states
 
 pytestmark = pytest.mark.timeout(180)
 STEPS = 8
@@ -56,14 +55,8 @@ LEADER_POINTS = [
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[list[dict[str, torch.Tensor]]]:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with TrainingJob(folder, steps=STEPS, step_seconds=0.0) as job:
-        job.start()
-        job.finish()
-        yield [job.final(rank) for rank in range(job.world_size)]
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
+    return undisturbed_states(tmp_path_factory.mktemp("undisturbed"), STEPS)
 
 
 def with_action(point: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,15 @@ import torch
 
 from backstay_protocol.names import LOCAL, MEMORY, NEIGHBOR, REMOTE
 from support.s3 import S3Server
-from support.training_job import TrainingJob, assert_equal, every_tier
+from support.training_job import TrainingJob, assert_equal, every_tier, undisturbed_states
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 26
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """The last state of each rank of the same job when nothing happens to it."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with TrainingJob(folder, steps=STEPS, step_seconds=0.0) as job:
-        job.start()
-        job.finish()
-        yield [job.final(rank) for rank in range(job.world_size)]
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
+    return undisturbed_states(tmp_path_factory.mktemp("undisturbed"), STEPS)
 
 
 def test_four_failures_leave_no_trace_in_the_final_state(

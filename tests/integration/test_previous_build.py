@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ from backstay_protocol.topology import ManualChoice, RestoreOptions
 from support.previous_build import NAMES, NoHistory, unpack
 from support.s3 import S3Server
 from support.sidecar import TOKEN, SidecarJob, random_bytes
-from support.training_job import TrainingJob, assert_equal, every_tier
+from support.training_job import TrainingJob, assert_equal, every_tier, undisturbed_states
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 14
@@ -53,15 +52,8 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """The last state of each rank of the same job when nothing happens to it."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with TrainingJob(folder, steps=STEPS, step_seconds=0.0) as job:
-        job.start()
-        job.finish()
-        yield [job.final(rank) for rank in range(job.world_size)]
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
+    return undisturbed_states(tmp_path_factory.mktemp("undisturbed"), STEPS)
 
 
 def start_again(job: TrainingJob, lives: int) -> None:

@@ -351,3 +351,11 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
     assert left.keys() == right.keys()
     different = [k for k in left if not torch.equal(left[k].cpu(), right[k].cpu())]
     assert not different, f"not equal: {different}"
+
+
+def undisturbed_states(folder: Path, steps: int) -> list[dict[str, torch.Tensor]]:
+    """The last state of each rank of a job of so many steps when nothing happens to it."""
+    with TrainingJob(folder, steps=steps, step_seconds=0.0) as job:
+        job.start()
+        job.finish()
+        return [job.final(rank) for rank in range(job.world_size)]
